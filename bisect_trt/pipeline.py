@@ -82,12 +82,6 @@ def cure(
 ) -> Cures:
     """What makes an engine right and reproducible; writes the table and the cured model.
 
-    Args:
-        settings: the model, the inputs and the engine.
-        precision: what the engine runs in.
-        subgraph: a reproducer's folder, whose nodes are marked first.
-        observer: hears of the progress.
-
     Raises:
         BisectError: something that the user can mend.
     """
@@ -112,16 +106,6 @@ def reduce(
     observer: Observer | None = None,
 ) -> Reduced | Observation:
     """The smallest bad subgraph of a model; writes its reproducer into the settings' ``out``.
-
-    Args:
-        settings: the model, the inputs and the engine.
-        precision: what the engine runs in.
-        check: a command that says instead of an engine what is bad.
-        made_by: what the reproducer names as the command that made it.
-        observer: hears of the progress.
-
-    Returns:
-        What was found; what the whole model shows where it is not bad, and nothing is written then.
 
     Raises:
         BisectError: something that the user can mend.

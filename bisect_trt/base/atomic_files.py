@@ -29,9 +29,6 @@ def draft_prefix() -> str:
 def scratch(what: str) -> tempfile.TemporaryDirectory[str]:
     """A folder that is removed with the object.
 
-    Args:
-        what: a word for its name.
-
     Raises:
         OSError: it cannot be made.
     """
@@ -131,12 +128,6 @@ _SUBGRAPH = 1 << 22
 def copy_part(source: Path, offset: int, length: int, stream: IO[bytes]) -> None:
     """Append ``length`` bytes from ``offset`` on of ``source`` to a file.
 
-    Args:
-        source: the file.
-        offset: in bytes, as is ``length``; the part lies in it.
-        length: of the part.
-        stream: to the other file, opened for writing in binary; at its end.
-
     Raises:
         OSError: it cannot be read or written.
     """
@@ -176,10 +167,6 @@ Content = TypeVar("Content")
 
 def unchanged(path: Path, read: Callable[[], Content]) -> Callable[[], Content]:
     """``read``, which may read ``path`` again later, for as long as the file is the same.
-
-    Args:
-        path: the file, as it is now.
-        read: gives what it holds.
 
     Raises:
         BadInputError: when it is called, if the file has changed since.

@@ -133,13 +133,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def not_written(where: str, error: Exception, advice: str = "") -> BisectError:
-    """Why ``where`` cannot be written, as an error to raise.
-
-    Args:
-        where: the file, or the option and its folder.
-        error: what the system said.
-        advice: what to do where the disk is not full.
-    """
+    """Why ``where`` cannot be written, as an error to raise."""
     if is_disk_full(error):
         return MachineError(f"{where}: the disk is full; free some space")
     reason = getattr(error, "strerror", None) or error

@@ -55,13 +55,7 @@ class Observer:
         """A step of the pipeline begins."""
 
     def progress(self, done: int, expected: int, note: str) -> None:
-        """Work inside a step.
-
-        Args:
-            done: units of work that are finished.
-            expected: about how many there will be, 0 where nobody knows.
-            note: what was done last, for people.
-        """
+        """Work inside a step."""
 
     def best(self, pins: int) -> None:
         """A set of so many pins passed whatever it was tried on until now."""
@@ -162,11 +156,7 @@ class Beside:
         self._pool = ThreadPoolExecutor(1, "bisect-trt")
 
     def begin(self, work: Callable[[Callable[[], bool]], Answer]) -> Future[Answer]:
-        """Begin ``work``.
-
-        Args:
-            work: asks what it is given now and then whether nobody wants its answer any more.
-        """
+        """Begin ``work``."""
         return self._pool.submit(work, self._ended.is_set)
 
     def close(self) -> None:

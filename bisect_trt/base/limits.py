@@ -81,11 +81,6 @@ def quota_of(folders: list[Path]) -> float:
 def own_cgroups(controller: str, own: Path = _OWN, root: Path = _CGROUPS) -> list[Path]:
     """The folders of this process' cgroups and of those around them: a batch system's job, or a
     service, may be deep inside.
-
-    Args:
-        controller: whose, "cpu" or "memory".
-        own: says which they are.
-        root: of all of them.
     """
     folders = [root, root / controller, root / "cpu,cpuacct"]
     for line in _read(own).splitlines():
@@ -151,10 +146,6 @@ def free_bytes() -> int | None:
 def room_bytes(counted: int) -> int | None:
     """What this process may hold in all: what is free, and what it holds now; None where the
     system does not say.
-
-    Args:
-        counted: of what it holds no more bytes: a caller's own arrays are in nobody's way, and of
-            no use.
     """
     free = free_bytes()
     try:
@@ -237,14 +228,7 @@ Answer = TypeVar("Answer")
 
 
 def in_order(work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
-    """The answer of each of ``items`` in order, as many of them in work as there may be threads.
-
-    Args:
-        work: called from several threads; it pays where it leaves Python for long. It asks for no
-            such work itself, which would wait for the threads that it holds, and waits for no lock
-            whose holder may ask for some.
-        items: read as they are needed. A single one is worked on in the caller's thread.
-    """
+    """The answer of each of ``items`` in order, as many of them in work as there may be threads."""
     stream = iter(items)
     first = list(islice(stream, 2))
     most = thread_count()
@@ -262,16 +246,7 @@ def on_pool(
     items: Iterable[Item],
     at_once: Callable[[Item], int],
 ) -> Iterator[Answer]:
-    """The answer of each of ``items`` in order; what is not asked for any more is not begun.
-
-    Args:
-        pool: does the work.
-        most: its threads.
-        work: called from them.
-        items: read as they are needed, in the caller's thread.
-        at_once: how many of an item's kind may be in work; the least that was said counts from
-            there on.
-    """
+    """The answer of each of ``items`` in order; what is not asked for any more is not begun."""
     waiting: deque[Future[Answer]] = deque()
     fit = most
     try:

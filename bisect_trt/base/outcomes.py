@@ -126,10 +126,6 @@ class Reproducibility:
     def of_set(self, best: float, worst: float) -> Reproducibility:
         """The same runs where all samples are judged together, of which no run of one passes or
         misses alone.
-
-        Args:
-            best: the score of all samples, each by its best run.
-            worst: likewise by its worst.
         """
         usual = self.runs - self.differing if best <= 1.0 else 0
         passed = self.runs if worst <= 1.0 else usual

@@ -144,10 +144,6 @@ class PrecisionPlan:
     def from_json(text: str, where: str = "plan") -> PrecisionPlan:
         """Read what :meth:`to_json` wrote.
 
-        Args:
-            text: the JSON.
-            where: what an error names.
-
         Raises:
             BadInputError: it is no plan.
         """

@@ -101,11 +101,7 @@ _RECENT = _Recent()
 
 
 class LazyArrays(Mapping[str, Any]):
-    """A mapping of name to array, loaded again when it was not used for a while.
-
-    Args:
-        load: gives the arrays, the same each time; it may raise.
-    """
+    """A mapping of name to array, loaded again when it was not used for a while."""
 
     def __init__(self, load: Callable[[], Mapping[str, Any]]) -> None:
         self._load = load

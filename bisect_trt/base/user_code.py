@@ -349,9 +349,6 @@ def users_code(what: str) -> Iterator[None]:
     standard error, since standard output is the answer's; whatever it raises, exiting included, is
     told as its own.
 
-    Args:
-        what: the option and the name that a message begins with.
-
     Raises:
         BadInputError: the code raised.
         MachineError: there was not enough memory for it.

@@ -56,17 +56,7 @@ def is_damaged(path: Path) -> bool:
 
 
 def salvaged(path: Path, schema: str, columns: Sequence[str], form: int) -> str:
-    """Set ``path`` aside and put in its place a new file with the rows that can be read.
-
-    Args:
-        path: the damaged file.
-        schema: of the table ``answers``.
-        columns: its columns.
-        form: the new file's ``user_version``.
-
-    Returns:
-        A sentence that says so.
-    """
+    """Set ``path`` aside and put in its place a new file with the rows that can be read."""
     aside, read = _free_name(path), 0
     os.replace(path, aside)
     for side in _SIDES:
@@ -368,23 +358,13 @@ class Answers:
         the other, in tolerances; None where it was not run, could not be, or nobody needs them.
 
         They are read when they are asked for: those of a thousand plans are 16 MB a sample.
-
-        Args:
-            plan: what was run.
-            samples: on which samples.
         """
         found = [self.of(plan, sample) for sample in samples]
         vectors = [r.vector for r in found if r is not None and r.vector is not None]
         return np.concatenate(vectors) if len(vectors) == len(found) else None
 
     def row(self, plan: PrecisionPlan, sample: Sample, result: SampleResult) -> Row:
-        """The row that :meth:`of` reads.
-
-        Args:
-            plan: what was run.
-            sample: on which sample.
-            result: what it showed.
-        """
+        """The row that :meth:`of` reads."""
         meta: dict[str, Any] = {
             "verdict": result.verdict.value,
             "score": result.score,
@@ -405,13 +385,7 @@ class Answers:
     def of_all(
         self, plan: PrecisionPlan, samples: Sequence[Sample], *, best: bool = False
     ) -> list[float] | None:
-        """The values of the collective metrics on ``samples``; None if they were not asked for.
-
-        Args:
-            plan: what was run.
-            samples: on which samples.
-            best: by the best run of each, where some was worse, in place of the worst.
-        """
+        """The values of the collective metrics on ``samples``; None if they were not asked for."""
         found = self._cache.recall(self._key_of_all(plan, samples, best=best))
         return None if found is None else [float(v) for v in found[0]]
 
@@ -423,14 +397,7 @@ class Answers:
         *,
         best: bool = False,
     ) -> Row:
-        """The row that :meth:`of_all` reads.
-
-        Args:
-            plan: what was run.
-            samples: on which samples, in this order.
-            values: of the collective metrics.
-            best: as there.
-        """
+        """The row that :meth:`of_all` reads."""
         return Row(self._key_of_all(plan, samples, best=best), "together", list(values))
 
     def facts(self, plan: PrecisionPlan) -> dict[str, Any]:

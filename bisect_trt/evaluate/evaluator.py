@@ -84,14 +84,6 @@ class Execution:
     ) -> Iterator[SampleResult]:
         """Each sample's result as it comes; a runner that breaks again and again fails all that are
         left.
-
-        Args:
-            plan: what to run.
-            samples: on which samples.
-            error_sample: the elements whose signed errors are kept, if any.
-            kept: where the outputs are put, by the sample's digest, if they are needed.
-            prepare: called with some of the samples before they are run, which then are, together;
-                None where all may be.
         """
         left, breaks, together = list(samples), 0, True
         while left:
@@ -195,15 +187,7 @@ class Execution:
         told: Sequence[float] | None,
         kept: dict[str, Arrays],
     ) -> tuple[float, list[Row]]:
-        """The score of ``samples`` together, and the rows to cache.
-
-        Args:
-            plan: what was run.
-            samples: on which samples.
-            results: of each.
-            told: the collective metrics' values; None where they must be computed.
-            kept: what they are then computed from: the outputs by the samples' digests.
-        """
+        """The score of ``samples`` together, and the rows to cache."""
         rows = []
         if told is None:
             told = self._told(samples, results, kept)
@@ -263,14 +247,7 @@ class Sets:
     def judged(
         self, plan: PrecisionPlan, samples: Sequence[Sample], size: int, rows: list[Row]
     ) -> Iterator[tuple[str, SampleResult]]:
-        """Each set's name and result, as it comes.
-
-        Args:
-            plan: what to run.
-            samples: in whole sets.
-            size: how many make a set that is judged together.
-            rows: new answers are added to them.
-        """
+        """Each set's name and result, as it comes."""
         sets = [samples[i : i + size] for i in range(0, len(samples), size)]
         collective = bool(self._execution.requirements.collective)
         with self._lock:
@@ -319,20 +296,6 @@ class Evaluator:
     evaluator of the same run. ``on_evaluation`` hears of each; ``before_each`` is called before
     each inference, and may raise to end the work; ``on_inference`` hears after each on how many, of
     the samples that were asked about together, the plan in work was run.
-
-    Args:
-        runner: what executes the plans.
-        given: the samples of :meth:`evaluation`.
-        references: what the outputs are held against.
-        requirements: the judge.
-        cache: where answers are kept.
-        run_key: the content that every answer depends on, samples apart.
-        error_sample: the elements of a sample whose signed errors are kept with each answer on the
-            given samples; None where nobody needs them.
-        workers: evaluations at a time.
-        log: shared with the run's other evaluators.
-        at_once: how many samples of a search set are handed to the runner at a time.
-        share: of the given samples that must meet the requirements.
     """
 
     def __init__(
@@ -439,9 +402,6 @@ class Evaluator:
             few are in memory at a time. limit: if it is finite, the run ends once more than
             ``misses`` samples are no clear pass within so many tolerances. misses: how many may
             miss it. size: how many samples make a set that is judged together.
-
-        Returns:
-            The results in the search set's order, a sample or a set each, as far as it was run.
         """
         names: list[str] = []
         results: list[SampleResult] = []

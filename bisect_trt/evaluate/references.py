@@ -30,14 +30,6 @@ class References:
     Those used last are kept, up to 8 MB, so that memory does not grow with the number of samples;
     others, and larger ones, lie in ``folder`` until :meth:`close`; of drawn samples no more than
     512 MB, the first.
-
-    Args:
-        reference: of the samples that are given.
-        folder: for what is not kept in memory.
-        for_copied: gives the FP32 outputs of samples that are drawn, one call at a time, where that
-            is quicker; None for ``reference``.
-        lasting: whether copies are asked for as a rule: a session of 60,000 nodes is opened in
-            5 to 10 s, and not given back in between.
     """
 
     def __init__(
@@ -104,10 +96,6 @@ class References:
     def prepare(self, samples: Sequence[Sample], before_each: Callable[[], None]) -> None:
         """Compute all of ``samples`` once, then let the session and its memory go, unless it will
         be asked again as a rule and its weights are few.
-
-        Args:
-            samples: some of those that are given.
-            before_each: called before each inference; may raise to end the work.
         """
         missing = [s for s in samples if s.digest not in self._prepared]
         try:
@@ -122,10 +110,6 @@ class References:
     def make_ready(self, samples: Sequence[Sample], before_each: Callable[[], None]) -> None:
         """Compute those of ``samples`` together, if the reference makes room for who is asked next:
         of large weights it is closed.
-
-        Args:
-            samples: those that a runner is asked about next.
-            before_each: called before each inference; may raise to end the work.
         """
         try:
             for sample in samples if self._reference.turns.apart else ():

@@ -48,15 +48,7 @@ class SampleResult:
         reproducibility: Reproducibility | None = None,
         best_values: tuple[float, ...] = (),
     ) -> SampleResult:
-        """The result of a run that ended, with the verdict that follows from its errors.
-
-        Args:
-            judged: the outputs beside the reference.
-            seconds: the wall time.
-            vector: signed errors in tolerances, (elements,) float32, where they were asked for.
-            reproducibility: what further runs of the sample showed.
-            best_values: the conditions' of the best of them.
-        """
+        """The result of a run that ended, with the verdict that follows from its errors."""
         verdict, note = (Verdict.PASS if judged.score <= 1.0 else Verdict.FAIL), ""
         changed = [name for name, e in judged.errors.items() if e.nonfinite == SHAPE_CHANGED]
         if changed:
@@ -150,17 +142,7 @@ class Evaluation:
         score: float | None = None,
         names: Sequence[str] = (),
     ) -> Evaluation:
-        """The results of one plan on ``samples`` (one at least) taken together.
-
-        Args:
-            plan: what was run.
-            runner: its name.
-            samples: the results, in the samples' order.
-            facts: what the runner adds.
-            on: on which samples.
-            score: of all together; None for the worst.
-            names: of the samples.
-        """
+        """The results of one plan on ``samples`` (one at least) taken together."""
         seconds = sum(s.seconds for s in samples)
         # Values that are not finite are worse than any finite error, whatever came first.
         worst = max(samples, key=_badness)
@@ -257,11 +239,6 @@ SEARCH_SET = "search_set"
 class SearchSetLog:
     """Adds one runner's search sets to a run's log. May be called from several threads, one at a
     time.
-
-    Args:
-        log: of the run.
-        runner: whose answers they are.
-        on_evaluation: hears of each new entry.
     """
 
     def __init__(

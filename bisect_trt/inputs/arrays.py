@@ -49,14 +49,6 @@ def examined(
     """The header of an array that can be read: its ``size`` bytes are those that it declares, all
     fit into memory if ``whole``, and ``check`` wants it.
 
-    Args:
-        path: the file.
-        name: what the array is called in messages.
-        stream: at the header; it is left at the data.
-        size: of header and data.
-        check: raises for the name, dtype and shape of an array that is not wanted.
-        whole: whether all of it shall fit into memory; what lies by columns is read whole.
-
     Raises:
         BadInputError: names the array.
         MachineError: the array is larger than the memory that is free.
@@ -84,12 +76,7 @@ def examined(
 
 
 def headers_of(path: Path, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a file's arrays, by name, without their data; nothing where it is no such file.
-
-    Args:
-        path: an .npz or .npy file.
-        names: what the model takes; one alone is the name of an .npy file's array.
-    """
+    """The shapes of a file's arrays, by name, without their data; nothing where it is no such file."""
     try:
         if not zipfile.is_zipfile(path):
             with path.open("rb") as stream:
@@ -150,11 +137,6 @@ def _header(stream: IO[bytes]) -> Header:
 def read_npz(path: Path, check: CheckHeader | None = None) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file; pickled objects are refused.
 
-    Args:
-        path: the file.
-        check: raises for the name, dtype and shape of an array that is not wanted, before its data
-            is read.
-
     Raises:
         BadInputError: names the file.
         MachineError: an array is larger than the memory that is free.
@@ -195,10 +177,6 @@ def opened_npz(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.
 def said_of(path: Path, kind: str) -> Iterator[None]:
     """Errors as one sentence about the file.
 
-    Args:
-        path: the file.
-        kind: its ending.
-
     Raises:
         BadInputError: names the file.
         MachineError: something does not fit into memory.
@@ -216,11 +194,6 @@ def said_of(path: Path, kind: str) -> Iterator[None]:
 def read_npy(path: Path, name: str, check: CheckHeader | None = None) -> NDArray[Any]:
     """The array of an .npy file.
 
-    Args:
-        path: the file.
-        name: what the array is called in messages.
-        check: as for :func:`read_npz`.
-
     Raises:
         BadInputError: names the file.
         MachineError: the array is larger than the memory that is free.
@@ -235,12 +208,6 @@ def shape_of_npy(
     path: Path, name: str, check: CheckHeader | None = None, *, whole: bool = True
 ) -> tuple[int, ...]:
     """The shape of an .npy file's array, which can be read.
-
-    Args:
-        path: the file.
-        name: what the array is called in messages.
-        check: as for :func:`read_npz`.
-        whole: whether all of it shall fit into memory.
 
     Raises:
         BadInputError: names the file.
@@ -272,10 +239,6 @@ def _member(
 def said_of_array(path: Path, name: str) -> Iterator[None]:
     """Errors as one sentence about an array of a file.
 
-    Args:
-        path: the file.
-        name: of the array.
-
     Raises:
         BadInputError: names both.
     """
@@ -297,11 +260,6 @@ def write_npz(
 ) -> None:
     """Write ``arrays`` as NumPy's ``savez`` would, whatever their names are.
 
-    Args:
-        path: the file.
-        arrays: by name.
-        compression: one of ``zipfile``'s.
-
     Raises:
         OSError: the file cannot be written.
     """
@@ -313,10 +271,6 @@ def write_npz(
 
 def row_of_npy(path: Path, number: int) -> NDArray[Any]:
     """One entry along the first axis of an .npy file's array; no more of the file stays in memory.
-
-    Args:
-        path: the file, whose array can be read.
-        number: of the entry.
 
     Raises:
         BadInputError: names the file.
@@ -347,10 +301,6 @@ def rows_of_npz(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
 
 def check_stack(path: Path, counts: Collection[int]) -> None:
     """Refuse arrays whose first axes are no stack of samples.
-
-    Args:
-        path: the file.
-        counts: the lengths of the first axes.
 
     Raises:
         BadInputError: they differ, or there is none.

@@ -39,16 +39,7 @@ def augmented_input(
     discrete: Collection[str] = (),
     lengths: Mapping[str, int] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """One augmented input of ``arrays`` of ``kind``, one of :data:`KINDS`.
-
-    Args:
-        kind: what is done; the same to every input of one shape, so that masks go with their ids.
-        arrays: one sample's inputs by name.
-        others: the other given samples, to mix with.
-        random: decides how far.
-        discrete: as for :func:`~bisect_trt.inputs.perturbations.moving`.
-        lengths: by input, the axis of a sequence's length, where the model takes any.
-    """
+    """One augmented input of ``arrays`` of ``kind``, one of :data:`KINDS`."""
     move = moving(arrays, discrete)
     source = _Source(arrays, others, move, move.intersection(discrete), lengths or {})
     return KINDS[kind](source, random)
@@ -214,11 +205,6 @@ def own_augmentation(kind: str, arrays: Arrays, random: Random) -> dict[str, NDA
     """One augmented input of ``arrays`` by the user's function: it takes the inputs by name and a
     ``numpy.random.Generator``, and gives the changed inputs by name.
 
-    Args:
-        kind: ``module:function``.
-        arrays: one sample's inputs by name; the function gets copies.
-        random: decides how far.
-
     Raises:
         BadInputError: the function raises, or changes a name, a dtype or a number of dimensions.
     """
@@ -243,13 +229,7 @@ def own_augmentation(kind: str, arrays: Arrays, random: Random) -> dict[str, NDA
 def kinds_for(
     arrays: Arrays, discrete: Collection[str] = (), lengths: Mapping[str, int] | None = None
 ) -> tuple[str, ...]:
-    """The kinds that change ``arrays``.
-
-    Args:
-        arrays: one sample's inputs by name.
-        discrete: as for :func:`~bisect_trt.inputs.perturbations.moving`.
-        lengths: as for :func:`augmented_input`.
-    """
+    """The kinds that change ``arrays``."""
     floats = [arrays[name] for name in moving(arrays, discrete)]
     kinds: list[str] = []
     if floats:

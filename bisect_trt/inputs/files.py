@@ -102,18 +102,6 @@ def read_sources(
 ) -> Iterator[tuple[str, Arrays]]:
     """The samples that ``source`` names, one after the other.
 
-    Args:
-        source: a file, a folder of them, a glob, or a function by itself, by ``module:function`` or
-            by ``file.py:function``, which gives mappings of input name to array, one a sample; or
-            what gives these, as a data loader does, also by its name in a module.
-        specs: what the model takes: names the array of an .npy file, and tells along which axis
-            arrays are stacked.
-        stacked: whether each array of a file holds many samples, along its first axis.
-        option: which named the source, for messages.
-
-    Returns:
-        (name, arrays by input name).
-
     Raises:
         BadInputError: names what cannot be found or read.
     """
@@ -305,11 +293,6 @@ def _read_spooled(spool: tempfile.TemporaryDirectory[str], path: Path) -> dict[s
 def load_golden(settings: Settings, graph: Graph, inputs: int) -> Arrays | None:
     """The golden outputs by name; they belong to one input. What is wrong with a file is told by
     its headers, before an array is read.
-
-    Args:
-        settings: name them; None where there are none.
-        graph: the model.
-        inputs: how many were given.
 
     Raises:
         BadInputError: names what is not the model's, or no numbers.

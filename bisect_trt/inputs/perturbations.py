@@ -31,15 +31,6 @@ def with_noise(
 ) -> NDArray[Any]:
     """What ``change`` makes of each block of ``array`` and as many random numbers of mean 0 and
     deviation 1.
-
-    Args:
-        array: floats of any shape; it is not written to.
-        random: decides the numbers, whatever the number of threads.
-        change: takes a block of values and one of numbers: normal ones in float64, or of a large
-            array uniform ones in float32.
-
-    Returns:
-        A new array of the same shape and dtype.
     """
     found = np.empty(array.shape, array.dtype)
     source, target = flat(array), flat(found)
@@ -70,9 +61,6 @@ def moments(array: NDArray[Any]) -> tuple[float, float]:
     """The mean and the standard deviation of ``array``'s values. NumPy's holds a copy of the array;
     of a large one it is summed up in float64, block by block. Sums of float16 leave its range: of
     60,000 values NumPy says that they deviate by infinity.
-
-    Args:
-        array: floats of any shape.
     """
     values = flat(array)
     if values.size <= LARGE_ARRAY:
@@ -107,10 +95,6 @@ def moving(arrays: Arrays, discrete: Collection[str] = ()) -> frozenset[str]:
     deviation's thousandth makes its zeros nonzero and moves -1e9 by half a million, and so changes
     what is attended to and not how that is rounded. Alone it is the input itself (a line drawing).
     Whole numbers are ids where the model makes them integers.
-
-    Args:
-        arrays: one sample's inputs by name, any shapes and dtypes.
-        discrete: those that the model casts to integers or compares for equality.
     """
     varied = {name: array for name, array in arrays.items() if varies(array)}
     whole = {n for n, a in varied.items() if n in discrete and _is_whole(a)}
@@ -183,13 +167,6 @@ def perturbed(
     """Each float input plus noise of ``amount`` of its deviation, or of the part of a rounding step
     that perturbs it where its mean is far from 0; masks, ids and others as they are. What is
     nowhere negative stays so, and its zeros are zeros: counts, images of black, what a ReLU gave.
-
-    Args:
-        arrays: one sample's inputs by name, any shapes and dtypes.
-        random: copies the noise.
-        amount: in deviations of each input.
-        step: of the precision whose roundings are perturbed, relative to a value.
-        discrete: as for :func:`~bisect_trt.inputs.perturbations.moving`.
     """
     names = moving(arrays, discrete)
 
@@ -200,12 +177,7 @@ def perturbed(
 
 
 def can_be_perturbed(arrays: Arrays, discrete: Collection[str] = ()) -> bool:
-    """Whether there is a float input that varies: token ids, masks and constants cannot be moved.
-
-    Args:
-        arrays: one sample's inputs by name.
-        discrete: as for :func:`~bisect_trt.inputs.perturbations.moving`.
-    """
+    """Whether there is a float input that varies: token ids, masks and constants cannot be moved."""
     return bool(moving(arrays, discrete))
 
 
@@ -216,11 +188,6 @@ def perturbed_lookups(
 
     Of a deviation of the whole, as inputs are moved, large values would fall as before, and where
     small ones were zero a padding would be none.
-
-    Args:
-        arrays: float32 by name, any shapes.
-        random: copies the noise.
-        amount: in parts of each value.
     """
     return {n: _stretched(a, random, amount) if _is_looked_up(a) else a for n, a in arrays.items()}
 
@@ -243,15 +210,7 @@ def noisy(
     *,
     zeros_stay: bool = False,
 ) -> NDArray[Any]:
-    """``array`` plus noise, as :func:`perturbed` has it.
-
-    Args:
-        array: floats that vary.
-        random: copies the noise.
-        amount: in deviations of the array.
-        step: of the precision whose roundings are perturbed, relative to a value.
-        zeros_stay: what is exactly 0 stays so: padding, of what the model asks for equality.
-    """
+    """``array`` plus noise, as :func:`perturbed` has it."""
     mean, spread = moments(array)
     scale = max(amount * spread, min(_OF_STEP * step * math.hypot(mean, spread), _MOST * spread))
 

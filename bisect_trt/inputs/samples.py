@@ -45,16 +45,6 @@ def load_samples(
     """One sample for each mapping, and all that each path or loader names, checked against
     ``specs``.
 
-    Args:
-        sources: mappings of input name to array, or what
-            :func:`~bisect_trt.inputs.files.read_sources` takes; each gives at least
-            one.
-        specs: what the model takes.
-        stacked: whether each array of a file holds many samples.
-        infinite: the inputs that may hold -inf, as an additive attention mask does.
-        option: which names the sources, for messages.
-        observer: hears every second how many were read, and may end it.
-
     Raises:
         BadInputError: names the file and the tensor: wrong names, dtypes, shapes, NaN, infinities.
         BudgetSpentError: the observer ended it.
@@ -81,11 +71,6 @@ def load_samples(
 
 def checked(sample: Sample, specs: Sequence[InputSpec], infinite: Collection[str]) -> Sample:
     """``sample``, which the model takes.
-
-    Args:
-        sample: named as messages shall name it.
-        specs: what the model takes.
-        infinite: the inputs that may hold -inf.
 
     Raises:
         BadInputError: names the tensor: a wrong name, dtype or shape, NaN, infinities.
@@ -232,14 +217,6 @@ def load_inputs(
     """The given samples, those kept apart (named, or a fifth of many), and what is to be said of
     both. A copy of an input that is there tells nothing, and would be counted.
 
-    Args:
-        settings: where the inputs are, and what is kept apart.
-        specs: what the model takes.
-        observer: hears how many were read, and may end it.
-        seen: the digests of inputs that an older plan was searched with, at which this search
-            begins: they chose its pins, and test nothing.
-        searches: whether a plan will be searched on those given.
-
     Raises:
         BadInputError: names the file or tensor that cannot be used, or says that the time that the
             run may take does not even do for reading.
@@ -357,12 +334,7 @@ _LARGE_TABLE, _CORNER = 1000, 0.1
 
 
 def untested_sizes(specs: Sequence[InputSpec], samples: Sequence[Sample]) -> list[Finding]:
-    """A finding for each input with dynamic axes: the sizes that these had.
-
-    Args:
-        specs: what the model takes.
-        samples: all inputs that are given, those kept apart too.
-    """
+    """A finding for each input with dynamic axes: the sizes that these had."""
     by_input, told = dict[str, list[str]](), set[str]()
     for spec, axis, name in dynamic_axes(specs):
         sizes = [s.shapes[spec.name][axis] for s in samples]

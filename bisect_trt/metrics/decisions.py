@@ -52,12 +52,6 @@ class BoxMatch:
     def __call__(self, reference: Arrays, candidate: Arrays) -> float:
         """The share in [0, 1]; 1 where the reference holds no box.
 
-        Args:
-            reference: outputs by name, boxes (N, 4) or (batch, N, 4), scores and classes (N,),
-                (batch, N), or scores with an axis of classes behind or before that of the boxes, of
-                which the largest counts.
-            candidate: the same of a plan, with any N.
-
         Raises:
             BadInputError: an output has another shape.
         """
@@ -150,10 +144,6 @@ def _iou(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
 def read_box_match(text: str, arguments: str) -> BoxMatch:
     """What stands between the parentheses of ``box_match(boxes,scores[,classes],iou=0.5)``.
 
-    Args:
-        text: the condition, for messages.
-        arguments: outputs, each with a slice where it holds more, then options.
-
     Raises:
         BadInputError: says which argument is wrong.
     """
@@ -228,10 +218,6 @@ def places_of(metric: str) -> int:
 def choices(metric: str, output: NDArray[Any]) -> int | None:
     """How many values of ``output`` a ``topK`` or ``argmax`` chooses among; None for another
     metric, and where it asks for the same elements.
-
-    Args:
-        metric: any.
-        output: any shape and dtype.
     """
     if not places_of(metric) or _is_decided(output):
         return None
@@ -254,16 +240,6 @@ def decision(
     classes), both are the share of elements that are the same. ``mask_iou``: intersection over
     union of what lies above 0.5, or above 0 where the reference holds values well outside of 0 to 1
     (logits); 1 where both masks are empty.
-
-    Args:
-        metric: one that :func:`is_decision` knows.
-        reference: one output, any shape, any numeric or boolean dtype.
-        candidate: the same output of a plan, of the same shape.
-        ties: of an output that holds decisions already, those that FP32's own noise could turn;
-            they are not counted.
-
-    Returns:
-        A share in [0, 1]; 1 for an output without elements.
 
     Raises:
         ValueError: ``metric`` is none.
@@ -298,14 +274,6 @@ noise is about 1e-6 of an output's RMS (120 dB on PP-OCRv4)."""
 def gaps(values: NDArray[Any], axis: int, *, smallest: bool = False) -> NDArray[np.float32]:
     """How far the two largest (or smallest) values along ``axis`` are apart, over the tensor's RMS;
     infinite where there is one value.
-
-    Args:
-        values: floats of any shape.
-        axis: along which the decision is made.
-        smallest: whether the smallest wins.
-
-    Returns:
-        The shape of ``values`` without ``axis``; at most :data:`TIE` is a tie.
     """
     if values.shape[axis] < 2:
         return np.full(tuple(np.delete(values.shape, axis)), np.inf, np.float32)

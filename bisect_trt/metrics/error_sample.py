@@ -40,12 +40,6 @@ def prediction_order(requirements: Requirements) -> float:
 class ErrorSample:
     """Elements of one sample's outputs: half where ``candidate`` errs most, half at random
     (seeded).
-
-    Args:
-        requirements: say what an error is measured in, and which outputs count.
-        reference: arrays by output name.
-        candidate: the same outputs with everything reduced.
-        limit: about how many elements to choose over all outputs.
     """
 
     def __init__(

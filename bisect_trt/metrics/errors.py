@@ -14,16 +14,7 @@ from bisect_trt.metrics.arrays import Arrays, flat, slices
 
 
 def farthest_apart(exact: Arrays, answers: Sequence[Arrays]) -> tuple[str, float]:
-    """The output on which two of ``answers`` differ most, and by how much of the reference's range.
-
-    Args:
-        exact: the reference's outputs by name, any shapes and dtypes.
-        answers: of the runs that differ.
-
-    Returns:
-        ("", 0) where none differs in value; infinite where a shape does, or one of two is not
-        finite.
-    """
+    """The output on which two of ``answers`` differ most, and by how much of the reference's range."""
     found = [
         (name, _spread(reference, [answer[name] for answer in answers]))
         for name, reference in exact.items()
@@ -207,9 +198,6 @@ def median(values: NDArray[Any]) -> float:
     is partitioned, as in Floyd and Rivest, "Expected time bounds for selection" (1975): a third of
     the time of partitioning all, and a fiftieth where many values are equal, as errors that are
     zero. Where the sample deceives, all are partitioned.
-
-    Args:
-        values: one dimension, floats without NaN, at least one.
     """
     half, odd = values.size // 2, values.size % 2 == 1
     if values.size >= _FEW:

@@ -50,14 +50,6 @@ def parse_requirements(
     """Read conditions such as ``max_abs<=1e-2``, ``logits:cosine@mean>=0.999``,
     ``boxes[:,4:]:max_abs<=0.05`` or ``atol=1e-3,rtol=1e-2@p99``.
 
-    Args:
-        texts: the conditions; none means the default.
-        outputs: the model's, by name.
-        metrics: the user's own for one input, by name.
-        collective: the user's own for all inputs at once, by name.
-        whole: the outputs that hold integers or truth values. ``snr_db`` without an output's name
-            is of the others alone; they are held to equality where no condition looks at them.
-
     Raises:
         BadInputError: an unknown form, metric, aggregate or output, or a limit that nothing can
             meet.
@@ -111,10 +103,6 @@ def _box_match(item: Requirement, outputs: Sequence[str]) -> BoxMatch:
 
 def check_requirements(texts: Sequence[str], metrics: Sequence[str]) -> None:
     """Refuse conditions that no model could be asked.
-
-    Args:
-        texts: as for :func:`parse_requirements`.
-        metrics: ``module:function`` or ``module:function@all``; nothing is imported.
 
     Raises:
         BadInputError: names the condition.
@@ -264,9 +252,6 @@ def load_metrics(
 ) -> tuple[dict[str, UserMetric], dict[str, UserMetric]]:
     """The user's metrics for one input, and those for all inputs at once (``@all``), by name: that
     of the function.
-
-    Args:
-        metrics: ``module:function``, ``module:function@all``, or functions for one input.
 
     Raises:
         BadInputError: names what cannot be imported, or is no function.

@@ -43,12 +43,7 @@ def brief(score: float) -> str:
 
 
 def times(score: float, outcome: str = "") -> str:
-    """A score in words.
-
-    Args:
-        score: in tolerances.
-        outcome: the value of the evaluation's verdict, which says why a score is infinite.
-    """
+    """A score in words."""
     if math.isnan(score):
         return "not measured"
     if math.isinf(score):
@@ -69,14 +64,7 @@ _BLOCK = 1 << 14
 def elementwise(
     reference: NDArray[Any], candidate: NDArray[Any], absolute: float, relative: float
 ) -> float:
-    """The score of the element that is worst off.
-
-    Args:
-        reference: any shape and numeric dtype; where it is not finite nothing is asked.
-        candidate: of the same shape.
-        absolute: by how much each element may be off, in the tensor's units.
-        relative: and by what part of the reference's beside that.
-    """
+    """The score of the element that is worst off."""
     ref, got = np.asarray(reference).ravel(), np.asarray(candidate).ravel()
     worst = 0.0
     # The same memory for each block: fresh pages for each cost more than the rest.
@@ -114,10 +102,6 @@ def fraction(value: float, limit: float) -> float:
 def beyond(excess: float, limit: float) -> float:
     """The score of a value that lies ``excess`` beyond its limit, on a scale that nobody knows: 1
     at the limit, and further by the parts of the limit that it lies beyond, or within.
-
-    Args:
-        excess: in the metric's unit, negative where the limit is kept.
-        limit: of any sign; where it is 0 the metric's unit stands for it.
     """
     score = 1.0 + excess / (abs(limit) or 1.0)
     # What misses by a last bit must not round to 1.
@@ -139,18 +123,7 @@ def is_aggregate(text: str) -> bool:
 
 
 def aggregate(kind: str, values: Sequence[float], *, at_least: bool) -> float:
-    """One number for ``values``, one an input.
-
-    Args:
-        kind: one that :func:`is_aggregate` knows. ``pN`` is what N % of the inputs keep to: the
-            smallest of them that so many do not exceed (order statistic, no interpolation).
-        values: one an input, in the metric's unit; NaN, where one could not be told, counts as
-            worse than any number.
-        at_least: whether larger is better.
-
-    Returns:
-        The number, NaN where it hangs on one that could not be told.
-    """
+    """One number for ``values``, one an input."""
     worse = -math.inf if at_least else math.inf
     known = np.asarray([worse if math.isnan(v) else v for v in values], np.float64)
     found = _of_known(kind, known, worse, at_least=at_least)
@@ -226,20 +199,7 @@ class Requirement:
         scale: Scale | None = None,
         ties: NDArray[np.bool_] | None = None,
     ) -> float:
-        """The metric's value for one output.
-
-        Args:
-            reference: one output, any shape, any numeric or boolean dtype.
-            candidate: the same output of a plan, of the same shape.
-            error: what :func:`~bisect_trt.metrics.errors.tensor_error` says of the
-                two.
-            scale: of the output over all inputs, where it is known.
-            ties: as for :func:`~bisect_trt.metrics.decisions.decision`.
-
-        Returns:
-            In the metric's unit, for an elementwise tolerance the share of it that is used; NaN
-            where a value is not finite.
-        """
+        """The metric's value for one output."""
         if not error.finite:
             return math.nan
         if self.part:
@@ -342,17 +302,6 @@ class Requirements:
     def judge(self, reference: Arrays, candidate: Arrays) -> Judged:
         """One sample's outputs held against the reference.
 
-        Args:
-            reference: arrays by output name, any numeric or boolean dtype.
-            candidate: the same outputs of a plan; a changed shape is an error without numbers.
-
-        Returns:
-            Each output's errors, each condition's value, and the largest score of any
-            (see :meth:`Requirement.score_of`): at most 1 passes, infinite where a value is not
-            finite. Conditions on outputs that are finite keep their values beside one that is not,
-            where another condition looks at that. The shape of an output that none looks at decides
-            nothing.
-
         Raises:
             BadInputError: a metric of the user's is at fault.
         """
@@ -407,10 +356,6 @@ class Requirements:
     def judge_all(self, references: Sequence[Arrays], candidates: Sequence[Arrays]) -> list[float]:
         """The values of the collective metrics, in the order of their conditions.
 
-        Args:
-            references: the outputs of each input, arrays by name.
-            candidates: the same of a plan.
-
         Raises:
             BadInputError: a metric is at fault.
         """
@@ -426,14 +371,7 @@ class Requirements:
         share: float = 1.0,
         collective: Sequence[float] = (),
     ) -> float:
-        """The score of several inputs together.
-
-        Args:
-            values: of each input, the ``values`` of :meth:`judge`.
-            share: of the inputs that must meet the conditions on each: the worst of the others
-                does not count.
-            collective: what :meth:`judge_all` gave.
-        """
+        """The score of several inputs together."""
         each = self._each(values)
         worst = _worst(each, share) if each else 0.0
         told = iter(collective)
@@ -468,11 +406,6 @@ class Requirements:
     ) -> tuple[float, ...]:
         """The score of each condition over several inputs, one at least; where a share is spared,
         over those that :meth:`together` counts.
-
-        Args:
-            values: as for :meth:`together`.
-            share: likewise.
-            collective: likewise; NaN, which no score passes, where there are none.
         """
         told, found = iter(collective), []
         order = sorted(range(len(values)), key=self._each(values).__getitem__)

@@ -52,13 +52,7 @@ class Scale:
     rms: tuple[float, ...]
 
     def snr_db(self, reference: NDArray[Any], candidate: NDArray[Any], error: TensorError) -> float:
-        """The worst group's signal to noise ratio in dB, infinite where nothing is off.
-
-        Args:
-            reference: any shape, floating point.
-            candidate: of the same shape, finite wherever the reference is.
-            error: of the two as a whole.
-        """
+        """The worst group's signal to noise ratio in dB, infinite where nothing is off."""
         if self.axis is None or not self._fits(reference):
             signal = error.rmse * 10.0 ** (error.snr_db / 20.0) if error.rmse > 0.0 else 0.0
             return _decibels(signal, error.rmse, self.rms[0])
@@ -78,13 +72,7 @@ class Scale:
     def of_places(
         self, reference: NDArray[Any], places: NDArray[np.int64], rms: float
     ) -> NDArray[np.float64]:
-        """What each element is held against, shape (places,).
-
-        Args:
-            reference: one input's output.
-            places: of the elements in the flat output.
-            rms: of the output on this input.
-        """
+        """What each element is held against, shape (places,)."""
         if self.axis is None or not self._fits(reference):
             return np.full(places.size, max(rms, SILENT * self.rms[0]))
         along = np.empty(reference.shape[self.axis])

@@ -15,14 +15,6 @@ def lower_bound(passed: int, tested: int, confidence: float = CONFIDENCE) -> flo
 
     With independent copies the true share is below the bound in at most ``1 - confidence`` of such
     tests, whatever it is: 22 of 22 bound it by 0.87 at 95 %, 59 of 59 by 0.95.
-
-    Args:
-        passed: how many passed.
-        tested: of how many, 0 for none.
-        confidence: between 0 and 1.
-
-    Returns:
-        A share in [0, 1]; 0 where nothing was tested.
     """
     if passed == 0 or tested == 0:
         return 0.0
@@ -43,13 +35,7 @@ def lower_bound(passed: int, tested: int, confidence: float = CONFIDENCE) -> flo
 
 
 def copies_needed(share: float, confidence: float = CONFIDENCE, misses: int = 0) -> int:
-    """The fewest copies that bound the share by ``share`` if at most ``misses`` of them fail.
-
-    Args:
-        share: below 1; from 1 on, or at 0, there is no such number, and 1 is given.
-        confidence: between 0 and 1.
-        misses: how many may fail.
-    """
+    """The fewest copies that bound the share by ``share`` if at most ``misses`` of them fail."""
     if not 0.0 < share < 1.0:
         return 1
     low, high = misses, misses + 1  # low is too few
@@ -74,10 +60,6 @@ def t_quantile(share: float, freedom: int) -> float:
 
     The distribution is summed as Abramowitz and Stegun have it for whole degrees of freedom
     (26.7.3 and 26.7.4), and bisected.
-
-    Args:
-        share: from 0.5 up to below 1.
-        freedom: degrees of freedom, 1 or more.
     """
     low, high = 0.0, math.pi / 2.0  # the angle whose tangent is t over the root of the freedom
     for _ in range(60):
@@ -109,14 +91,6 @@ def limit_of_inputs(scores: Sequence[float], inputs: int, share: float) -> float
     The copies of an input are no inputs of their own: however many they are, ``n`` is the number of
     inputs, and t has one degree of freedom less. Of one input nothing can be said so, of two hardly
     anything, of four a little, and of eight as a rule enough.
-
-    Args:
-        scores: of the copies, in tolerances above what scores where nothing is wrong.
-        inputs: how many they are copies of.
-        share: of further inputs, below 1; of fewer than half of them what half score is said.
-
-    Returns:
-        In the same; infinite where a score is, or they are copies of one.
     """
     worst = max(scores)
     if inputs < 2 or math.isinf(worst):
@@ -144,15 +118,6 @@ def limit_of_sets(
     Half of what may be over is left for what resampling underrates: of means over 20 log-normal
     scores whose logarithms deviate by 1, 94 % of others are within the limit for 97.5 %, and 96 %
     of those over 64.
-
-    Args:
-        score: of a set, by the places of its inputs, in tolerances.
-        inputs: how many make a set; those of the given set are the first.
-        pool: how many places there are to draw from.
-        share: of further sets, below 1.
-
-    Returns:
-        In the same; infinite where a score is.
     """
     random = np.random.default_rng(0)
     pairs = random.integers(pool, size=(_RESAMPLED, 2, inputs))

@@ -30,9 +30,6 @@ class UserMetric:
 
     ``digest`` is what its answers are known by, beside ``reads``: the files that it has read so
     far, by path, with the digest of each.
-
-    Args:
-        metric: a function, or ``module:function``.
     """
 
     def __init__(self, metric: str | Callable[[Any, Any], float]) -> None:

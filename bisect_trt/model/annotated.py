@@ -28,11 +28,6 @@ def annotated(
 
     Models with more than 64 MB of weights keep only constants of 1 kB: the others say where their
     data would be (``LEFT_OUT``), so that the graph can be read and not run.
-
-    Args:
-        graph: the model.
-        of_model: what the model is told, each name to be prefixed with ``PREFIX``.
-        of_layers: what each layer is told, by its id; other nodes get nothing.
     """
     source = graph.proto
     if weights_size(source) <= _WHOLE_BYTES:

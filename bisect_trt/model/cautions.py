@@ -219,13 +219,7 @@ def _of_quantisation(graph: Graph) -> list[Finding]:
 
 
 def refused(kind: str, names: Sequence[str], what: str) -> Iterator[Finding]:
-    """One finding on all of some nodes, if there are any, where the first of them is.
-
-    Args:
-        kind: the finding's.
-        names: the nodes' ids.
-        what: says what they are, and what to do.
-    """
+    """One finding on all of some nodes, if there are any, where the first of them is."""
     if names:
         yield Finding(kind, names[0], f"{some_of(names, 1)}: {what}")
 
@@ -253,10 +247,6 @@ def _specs(graph: Graph) -> list[InputSpec]:
 def refuse_unsupported(graph: Graph, name: str) -> None:
     """Nothing, where the model can be compared.
 
-    Args:
-        graph: the model.
-        name: its file's, for the message.
-
     Raises:
         BadInputError: names an output that is no tensor, or of a type that is not compared; a
             constant that is stored sparsely; a normalisation that learns.
@@ -267,12 +257,7 @@ def refuse_unsupported(graph: Graph, name: str) -> None:
 
 
 def refusals(graph: Graph, name: str) -> list[Finding]:
-    """What :func:`refuse_unsupported` would say, for whoever only looks.
-
-    Args:
-        graph: the model.
-        name: its file's.
-    """
+    """What :func:`refuse_unsupported` would say, for whoever only looks."""
     found = []
     for check in (_refuse_incomparable, _refuse_sparse, _refuse_training):
         try:
@@ -294,10 +279,6 @@ def _refuse_training(graph: Graph, name: str) -> None:
     """Nothing, where no normalisation learns from what it is given: its numbers would depend on
     what was run before, and engines do not take it.
 
-    Args:
-        graph: the model.
-        name: its file's, for the message.
-
     Raises:
         BadInputError: names the node.
     """
@@ -315,10 +296,6 @@ def _refuse_training(graph: Graph, name: str) -> None:
 
 def _refuse_incomparable(graph: Graph, name: str) -> None:
     """Nothing, where numbers can be told of every output.
-
-    Args:
-        graph: the model.
-        name: its file's, for the message.
 
     Raises:
         BadInputError: names an output that is no tensor, or of a type that is not compared.
@@ -400,12 +377,7 @@ class LostConstant:
 
 
 def lost_constants(graph: Graph, precision: Precision) -> dict[str, LostConstant]:
-    """By layer, the constant that it reads of which least is left; only those that are lost.
-
-    Args:
-        graph: the model.
-        precision: of the layers that read them.
-    """
+    """By layer, the constant that it reads of which least is left; only those that are lost."""
     if not precision.is_storage:
         return {}
     readers: dict[str, list[tuple[str, str, int]]] = {}

@@ -48,12 +48,6 @@ def guarded(
 ) -> list[onnx.NodeProto]:
     """``node`` and what puts back the NaN that its kernel swallows; ``node`` alone where it
     swallows none.
-
-    Args:
-        node: with its final inputs and outputs; changed in place.
-        floats: its input slots that hold FP32 tensors.
-        fresh: makes names that nothing uses yet.
-        opset: of the model.
     """
     if node.domain not in ("", "ai.onnx") or 0 not in floats:
         return [node]
@@ -286,14 +280,7 @@ class EmulationRewriter(Rewriter):
                 frame.state[value.name] = precision
 
     def round(self, frame: Frame, source: str, target: str, precision: Precision) -> None:
-        """Append the nodes that make ``target`` from ``source``, rounded to ``precision``.
-
-        Args:
-            frame: the graph or body that the nodes go to.
-            source: a float32 tensor.
-            target: the name of the rounded one, float32 too.
-            precision: whose values it may take.
-        """
+        """Append the nodes that make ``target`` from ``source``, rounded to ``precision``."""
         if precision is Precision.TF32:
             self._split(frame, source, target)
             return

@@ -36,10 +36,6 @@ class _Inside:
 def if_findings(graph: Graph, light: onnx.GraphProto) -> Iterator[Finding]:
     """A finding for each If whose bodies do not fit, or hold recurrent operators, where its
     condition is known only when the engine runs.
-
-    Args:
-        graph: the model.
-        light: its graph with shapes (:func:`~bisect_trt.model.shapes.with_shapes`).
     """
     declared = {i.name for i in graph.proto.graph.input}
     constants = {t.name for t in graph.proto.graph.initializer}.difference(declared)

@@ -92,10 +92,6 @@ FLOATS = frozenset(
 def discrete_inputs(graph: onnx.GraphProto, types: Scope) -> frozenset[str]:
     """The names of float inputs that are cast to integers or booleans, or asked for equality, as
     they are, moved, or behind arithmetic: ids, coordinates and masks, where their values are whole.
-
-    Args:
-        graph: the main graph; bodies are not looked into.
-        types: of its tensors.
     """
     initialised = {t.name for t in graph.initializer}
     # The inputs that a tensor has its values from: a Concat takes them of several.
@@ -132,11 +128,6 @@ def list_lookups(
     computes of them; where nothing is, what such integers are cast to.
 
     What comes of the inputs' shapes alone is left: moved, a size would be another size.
-
-    Args:
-        model: the FP32 model.
-        layers: its layers: what these give is rounded, so that indices made of it may change.
-        tables: the names of its FP32 constants.
     """
     graph = model.graph
     by_index = {layer.index: layer for layer in layers}
@@ -164,12 +155,7 @@ def list_lookups(
 
 
 def lookup_model(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.ModelProto:
-    """The part of ``model`` that gives what is looked up, from the same inputs, by ``source``.
-
-    Args:
-        model: read only.
-        lookups: of :func:`list_lookups`.
-    """
+    """The part of ``model`` that gives what is looked up, from the same inputs, by ``source``."""
     source = model.graph
     wanted = {lookup.tensor for lookup in lookups}
     kept: list[onnx.NodeProto] = []
@@ -196,10 +182,6 @@ def lookup_model(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.Mode
 def after_lookups(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.ModelProto:
     """A copy of ``model`` that reads what it would look up from inputs named ``source``, beside its
     own; its nodes bear their ids.
-
-    Args:
-        model: read only.
-        lookups: of :func:`list_lookups`.
     """
     new = with_unique_names(model)
     for lookup in lookups:

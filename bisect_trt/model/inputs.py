@@ -102,11 +102,6 @@ def length_axes(specs: Sequence[InputSpec]) -> dict[str, int]:
 def check_names(where: str, names: Sequence[str], specs: Sequence[InputSpec]) -> None:
     """Refuse a sample of other arrays than the model takes.
 
-    Args:
-        where: the sample's name, for messages.
-        names: of its arrays.
-        specs: what the model takes.
-
     Raises:
         BadInputError: names the first that is missing, or is too many.
     """
@@ -133,13 +128,6 @@ def check_array(
     symbols: dict[str, int],
 ) -> None:
     """Refuse an array that the model does not take, by its header.
-
-    Args:
-        where: what the message names.
-        spec: what the model takes.
-        dtype: of the array.
-        shape: of the array.
-        symbols: the sizes that symbolic dimensions have in this sample so far; added to.
 
     Raises:
         BadInputError: another dtype, rank or size.

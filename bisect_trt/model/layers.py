@@ -149,18 +149,7 @@ def role_of(
     precision: Precision,
     slots: FloatSlots | None = None,
 ) -> Role:
-    """What ``node`` may do at ``precision``; FP32 asks for nothing, so every node is then kept.
-
-    Args:
-        node: the node in question.
-        scope: the types of the tensors it sees.
-        opset: the version of ONNX's own operators in the model.
-        precision: what it shall be reduced to.
-        slots: its :func:`float_slots` where they are known.
-
-    Returns:
-        Its role, with the reason where it is kept in FP32.
-    """
+    """What ``node`` may do at ``precision``; FP32 asks for nothing, so every node is then kept."""
     if node.op_type == "Constant" and is_standard(node):
         return _role(Kind.CONSTANT)
     float_in, float_out = slots or float_slots(node, scope)

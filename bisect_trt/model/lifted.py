@@ -87,9 +87,6 @@ class SourceModel:
 def load_source(source: str | Path | onnx.ModelProto) -> SourceModel:
     """A model, lifted to FP32 where it is reduced already.
 
-    Args:
-        source: a path, or the model.
-
     Raises:
         BadInputError: names the file and the tensor.
     """
@@ -104,10 +101,6 @@ def lifted_form(model: LoadedModel) -> SourceModel:
 
 def lift(model: onnx.ModelProto, where: str = "model") -> Lifted | None:
     """``model`` lifted to FP32; None where none of its nodes gives reduced tensors.
-
-    Args:
-        model: read only.
-        where: what an error names.
 
     Raises:
         BadInputError: an operator of another domain makes reduced tensors of unknown type, or the

@@ -49,10 +49,6 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     A node of a function bears the name of the call and its own, ``block.3/matmul``, calls within
     calls likewise.
 
-    Args:
-        model: its weights need not be loaded.
-        where: what an error names.
-
     Raises:
         BadInputError: the functions cannot be written out.
     """
@@ -125,10 +121,6 @@ _SPELLED_OUT = "ai.onnx"
 
 def normalised(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     """``model``, or a copy of it where something is to be put right.
-
-    Args:
-        model: its weights need not be loaded.
-        where: what an error names.
 
     Raises:
         BadInputError: its functions cannot be written out.
@@ -221,10 +213,6 @@ def check_constant(tensor: TensorProto, where: str) -> None:
     """Refuse a tensor of an unknown type, of a negative size, or with another number of values
     than its shape promises. One whose values lie in another file is not looked into.
 
-    Args:
-        tensor: an initialiser or an attribute.
-        where: the model's name, for the message.
-
     Raises:
         BadInputError: names the tensor.
     """
@@ -263,10 +251,6 @@ def check_constant(tensor: TensorProto, where: str) -> None:
 
 def external_range(tensor: TensorProto, where: Path) -> tuple[str, int, int]:
     """(location, first byte, one behind the last byte) of a tensor's values in another file.
-
-    Args:
-        tensor: with external data.
-        where: the model's path, for the message.
 
     Raises:
         BadInputError: its location, offset or length is none.
@@ -312,9 +296,6 @@ class LoadedModel:
 
 def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
     """Read a model with its external data.
-
-    Args:
-        source: a path, or the model.
 
     Raises:
         BadInputError: names the file and the tensor.

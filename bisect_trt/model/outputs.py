@@ -22,10 +22,6 @@ _OF_SHAPES = frozenset({"Shape", "Size"})
 def decided_outputs(graph: Graph, layers: Collection[str]) -> frozenset[str]:
     """The names of outputs that are integers or truth values, and of which some of ``layers`` may
     change a value: a class, an index, a mask. Such a value is another or is not, by no margin.
-
-    Args:
-        graph: the model.
-        layers: ids of those that run reduced.
     """
     made_by = {
         tensor: place
@@ -128,10 +124,6 @@ def names_of(texts: Iterable[str], model: onnx.ModelProto) -> list[str]:
 def tail_outputs(model: onnx.ModelProto, *, of_rows: bool) -> tuple[list[str], list[str]]:
     """Where a model is cut by itself: the tensors to judge in place of its outputs, and the ids of
     the nodes for whose sake; both empty where it is judged as a whole.
-
-    Args:
-        model: read only.
-        of_rows: whether an NMS is such a node too: its rows cannot be compared one by one.
     """
     opset, nodes, names = opset_of(model), model.graph.node, node_names(model.graph.node)
     behind: set[str] = set()

@@ -241,10 +241,6 @@ def nodes_alike(graph: Graph, names: Collection[str]) -> tuple[str, ...]:
     has among ``names`` it has a neighbour that is like that. What fails this is struck off until
     nothing more does (arc consistency: Mackworth, Artificial Intelligence 8, 1977), so that more
     may be found than a match of whole blocks would find, and never less.
-
-    Args:
-        graph: the model; its main graph is looked at.
-        names: ids of some of its nodes.
     """
     operators = {
         n: node.op_type for n, node in zip(graph.names, graph.proto.graph.node, strict=True)

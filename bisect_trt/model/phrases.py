@@ -38,12 +38,7 @@ take what its sessions do, and each run saves as many calls of 11 us."""
 
 
 def in_phrases(parts: Sequence[PackedSegment], graph: Graph) -> Iterator[Iterator[Segment]]:
-    """Each of ``parts`` as phrases, to be run one after the other, made when they are asked for.
-
-    Args:
-        parts: the segments of one switched model.
-        graph: it was written of.
-    """
+    """Each of ``parts`` as phrases, to be run one after the other, made when they are asked for."""
     known: dict[tuple[object, ...], int] = {}
     numbers: dict[bytes, int] = {}
     layers, begins = [], []
@@ -92,11 +87,7 @@ def _begins(cutter: Cutter, segment: Segment) -> list[int]:
 
 
 def together(rows: Sequence[Kinds]) -> list[list[int]]:
-    """Where phrases begin in each row.
-
-    Args:
-        rows: of kinds of layers, in order.
-    """
+    """Where phrases begin in each row."""
     row = np.repeat(np.arange(len(rows)), [len(one) for one in rows])
     start = np.concatenate([np.arange(len(one)) for one in rows])
     tokens = np.concatenate(rows)

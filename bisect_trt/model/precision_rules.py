@@ -159,16 +159,6 @@ def reducible_slots(
     Control flow is not answered here: its bodies decide. Opset 13 gave bfloat16 to most operators,
     opset 22 to the convolutions and pools; an older model is judged by that schema, because
     ``to_typed`` raises the opset to it. What got it later stays in FP32.
-
-    Args:
-        op_type: a standard operator's.
-        opset: the model's.
-        inputs: how many the node has, absent ones counted.
-        outputs: likewise.
-        precision: what it is to run in.
-
-    Returns:
-        Places of inputs and of outputs, from 0.
     """
     if op_type in STAYS_FP32 or op_type in CONTROL_FLOW:
         return frozenset(), frozenset()

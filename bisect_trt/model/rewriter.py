@@ -71,16 +71,7 @@ class Rewriter(ABC):
 
     @abstractmethod
     def convert(self, frame: Frame, name: str, precision: Precision) -> str:
-        """Add the nodes that make another version of a tensor.
-
-        Args:
-            frame: the graph or body that owns the tensor; the nodes go there.
-            name: the FP32 tensor.
-            precision: of the version.
-
-        Returns:
-            The name of that version.
-        """
+        """Add the nodes that make another version of a tensor."""
 
     @abstractmethod
     def stored_as(self, precision: Precision) -> int:
@@ -88,14 +79,7 @@ class Rewriter(ABC):
 
     @abstractmethod
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
-        """Append the reduced ``node`` to ``frame``.
-
-        Args:
-            node: a copy; its inputs are already the reduced versions.
-            role: what may be reduced of it.
-            precision: what it runs in.
-            frame: the graph or body that it goes to.
-        """
+        """Append the reduced ``node`` to ``frame``."""
 
     @abstractmethod
     def enter_body(self, frame: Frame, precision: Precision) -> None:
@@ -126,24 +110,11 @@ class Rewriter(ABC):
         self._used, self._numbers = other._used, other._numbers
 
     def rewrite_node(self, index: int, node: onnx.NodeProto, name: str, frame: Frame) -> None:
-        """Append what one node becomes to ``frame``.
-
-        Args:
-            index: its place in the source graph.
-            node: the node of the source.
-            name: its layer's id.
-            frame: the graph or body that it goes to.
-        """
+        """Append what one node becomes to ``frame``."""
         self._node(index, node, name, frame, self.plan.precision_of)
 
     def read(self, frame: Frame, name: str, precision: Precision) -> str:
-        """The name under which the FP32 source tensor ``name`` can be read at ``precision``.
-
-        Args:
-            frame: from where it is read: an outer tensor is converted where it is owned.
-            name: the source tensor.
-            precision: of the version that is wanted.
-        """
+        """The name under which the FP32 source tensor ``name`` can be read at ``precision``."""
         owner = frame.owner(name)
         known = owner.versions.get((name, precision))
         if known is not None:
@@ -237,15 +208,6 @@ class Rewriter(ABC):
     def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
         """What ``node`` reads at ``slot``; a rewriter may leave slots alone whose type does not
         matter.
-
-        Args:
-            frame: the graph or body that the node is in.
-            node: the reader.
-            slot: which of its inputs.
-            wanted: the precision that it would have.
-
-        Returns:
-            A tensor's name.
         """
         return self.read(frame, node.input[slot], wanted)
 
@@ -276,13 +238,7 @@ class Rewriter(ABC):
                 self.leave_output(frame, output, precision)
 
     def leave_output(self, frame: Frame, output: onnx.ValueInfoProto, precision: Precision) -> None:
-        """Let a reduced body give ``output`` at ``precision``.
-
-        Args:
-            frame: the body.
-            output: its output, retyped in place.
-            precision: of what it gives.
-        """
+        """Let a reduced body give ``output`` at ``precision``."""
         output.name = self.read(frame, output.name, precision)
 
     def _collect_names(self, graph: onnx.GraphProto) -> None:

@@ -152,10 +152,6 @@ def check_can_be_written(graph: Graph, plan: PrecisionPlan) -> None:
     """Refuse a model of which ``plan`` cannot be written, before a search is made for nothing. The
     raised model is not kept: that would be a second one for the whole run.
 
-    Args:
-        graph: the model.
-        plan: everything reduced that may be.
-
     Raises:
         BadInputError: the opset cannot be raised.
     """
@@ -171,16 +167,7 @@ def _lacks_bf16(graph: Graph, plan: PrecisionPlan) -> bool:
 
 
 def with_new_nodes_pinned(source: Graph, converted: Graph, plan: PrecisionPlan) -> PrecisionPlan:
-    """``plan`` with pins on the nodes that raising the opset added: they are nobody's layers.
-
-    Args:
-        source: the model that the plan is for.
-        converted: the same at the higher opset.
-        plan: over the layers of ``source``.
-
-    Returns:
-        The plan over the layers of ``converted``.
-    """
+    """``plan`` with pins on the nodes that raising the opset added: they are nobody's layers."""
     if converted is source:
         return plan
     return plan.with_pins(plan.pinned.union(set(converted.names).difference(source.names)))

@@ -107,12 +107,7 @@ def save_text(text: str, path: Path) -> None:
 
 
 def write_model(model: onnx.ModelProto, stream: IO[bytes]) -> None:
-    """Write ``model`` as one protobuf message that holds all values.
-
-    Args:
-        model: of less than 2 GB in all.
-        stream: where to.
-    """
+    """Write ``model`` as one protobuf message that holds all values."""
     tensors = list(model.graph.initializer)
     if all(place_of(t) is None for t in all_tensors(model.graph)):
         stream.write(model.SerializeToString())
@@ -164,10 +159,6 @@ def types_inside(model: onnx.ModelProto, held: int = 0) -> frozenset[int]:
     """The types of values that have to stay in the model itself: float64, of which TensorRT's
     parser makes FP32, but not of what lies in a file ("Unexpected size for the external weights",
     TensorRT for RTX 1.6.1.120). None where a message has no room for them.
-
-    Args:
-        model: with values in files.
-        held: bytes that stay in it anyway.
     """
     doubles = (t for t in all_tensors(model.graph) if t.data_type == TensorProto.DOUBLE)
     fits = 2 * (held + sum(map(size_of, doubles))) < PROTOBUF_LIMIT
@@ -183,13 +174,7 @@ def take_in(tensor: TensorProto) -> None:
 
 
 def spill(tensor: TensorProto, stream: IO[bytes], location: str) -> None:
-    """Append the values of ``tensor`` to a file and let it say so, in place.
-
-    Args:
-        tensor: of numbers.
-        stream: to the file.
-        location: what the tensor calls it.
-    """
+    """Append the values of ``tensor`` to a file and let it say so, in place."""
     place, size = place_of(tensor), size_of(tensor)
     if place is not None and size >= _SHARED and _lies_alike(place):
         stream.write(b"\0" * ((place.offset - stream.tell()) % BLOCK))
@@ -210,11 +195,6 @@ def _lies_alike(place: Place) -> bool:
 
 def check_target(target: Path, model: LoadedModel, *sources: Path) -> None:
     """Refuse to write over what is read.
-
-    Args:
-        target: what would be written; a model of over 2 GB puts a file beside it.
-        model: the source.
-        sources: what else is read.
 
     Raises:
         BadInputError: ``target`` is one of them, or no regular file.
@@ -269,10 +249,6 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
     """``model`` as ONNX Runtime takes it, as long as the block lasts; the model itself is not held
     for that.
 
-    Args:
-        model: read only.
-        elsewhere: whether another process opens it, which is handed no values.
-
     Raises:
         MachineError: the scratch folder cannot be written.
     """
@@ -309,9 +285,6 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
 @contextmanager
 def file_form(model: onnx.ModelProto) -> Iterator[FileForm]:
     """``model`` as TensorRT's parser takes it, as long as the block lasts.
-
-    Args:
-        model: read only.
 
     Raises:
         MachineError: the scratch folder cannot be written.

@@ -28,13 +28,6 @@ def without_branches(segment: Segment) -> Segment:
 
     An infinity or NaN of the rounding that is not taken does not show. Control flow of the source
     stays as it is. The CPU's ``Where`` gives 0 for -0; :func:`with_lists` does not.
-
-    Args:
-        segment: with its switches.
-
-    Returns:
-        A segment with the same inputs, flags and outputs; itself where its opset has no such
-        ``Where``.
     """
     if opset_of(segment.model) < _SELECTS:
         return segment
@@ -50,13 +43,6 @@ def without_branches(segment: Segment) -> Segment:
 def with_lists(segment: Segment) -> tuple[Segment, frozenset[str]]:
     """``segment`` with a list of both roundings for each switch, and its flag as the place in it;
     its values are the same bit for bit.
-
-    Args:
-        segment: with its switches.
-
-    Returns:
-        A segment with the same inputs, flags and outputs, and which of the flags are 64-bit
-        integers in it, 0 or 1; itself and none where its opset has no lists.
     """
     if opset_of(segment.model) < _LISTS:
         return segment, frozenset()
@@ -107,12 +93,7 @@ def _inlined(graph: onnx.GraphProto, body: onnx.GraphProto) -> str:
 
 
 def joined(segments: Sequence[Segment], outputs: Sequence[str]) -> Segment:
-    """``segments`` one after the other as one; what crossed a cut is a tensor inside.
-
-    Args:
-        segments: of one model, in order, one at least.
-        outputs: what it gives, each given by one of them.
-    """
+    """``segments`` one after the other as one; what crossed a cut is a tensor inside."""
     first = segments[0].model
     target = onnx.ModelProto(ir_version=first.ir_version)
     target.opset_import.extend(first.opset_import)
@@ -173,11 +154,6 @@ def told_by_shapes(
     elsewhere. Inference says no more than that a shape follows from others: what it is, a runtime
     may round otherwise (a ``Resize`` by 0.7). Bodies are left alone. After :func:`with_constants`
     more may follow.
-
-    Args:
-        segment: any.
-        shapes: of what it takes.
-        known: its tensors that are constants for these shapes.
     """
     graph = segment.model.graph
     if not known and not any(node.op_type in _TELLS for node in graph.node):
@@ -212,10 +188,6 @@ def giving(segment: Segment, names: Collection[str]) -> Segment:
 def with_constants(segment: Segment, arrays: Mapping[str, NDArray[Any]]) -> Segment:
     """``segment`` with tensors as constants. It takes none of them, gives none of them, and has no
     node that is left without a reader.
-
-    Args:
-        segment: gives something else too.
-        arrays: by the names of its tensors.
     """
     gives = tuple(name for name in segment.gives if name not in arrays)
     outputs = [o for o in segment.model.graph.output if o.name in gives]
@@ -349,9 +321,6 @@ def nameless(segment: Segment) -> tuple[Segment, Names]:
     """``segment`` with its tensors numbered in the order in which they come up, and without what
     documents it, or the shapes of what it takes: behind a cut they are not known either. (A Scan
     needs them.)
-
-    Args:
-        segment: of any model; it stays as it is.
     """
     model = onnx.ModelProto()
     model.CopyFrom(segment.model)
@@ -427,11 +396,7 @@ class Choice:
 
 
 def with_weights_chosen(segment: Segment) -> tuple[onnx.ModelProto, Mapping[str, Choice]]:
-    """The model of ``segment`` with a ``Where`` for each weight, and the inputs of each.
-
-    Args:
-        segment: of an opset that has ``Where``.
-    """
+    """The model of ``segment`` with a ``Where`` for each weight, and the inputs of each."""
     model = onnx.ModelProto()
     model.CopyFrom(segment.model)
     graph = model.graph

@@ -51,13 +51,7 @@ class Crossing:
     most: int
 
     def even(self, start: int, end: int, length: float) -> list[int]:
-        """Places about ``length`` nodes apart at which few tensors cross.
-
-        Args:
-            start: the first node.
-            end: behind the last.
-            length: in nodes.
-        """
+        """Places about ``length`` nodes apart at which few tensors cross."""
         count = end - start
         wanted = max(1, round(count / length))
         length, found = count / wanted, []
@@ -75,10 +69,6 @@ class Crossing:
     def alike(self, kinds: Kinds, length: float) -> list[int]:
         """Places between which a network that repeats a block has the same nodes, about ``length``
         nodes apart or a block; what does not repeat is cut evenly.
-
-        Args:
-            kinds: of all nodes.
-            length: in nodes.
         """
         found, behind = [], 0
         for block in repeated_blocks(kinds, length):
@@ -111,13 +101,6 @@ def kinds_of(
 ) -> Kinds:
     """The kind of each node: its operator, its attributes but bodies, and what is told of what it
     reads.
-
-    Args:
-        nodes: of a graph.
-        told: of a tensor that no node makes, such as a weight's shape; None of others.
-        apart: whether an operator's attributes say nothing.
-        known: the numbers of kinds that were met in other parts of the network; those that are new
-            are added.
     """
     numbers = {} if known is None else known
     found = np.empty(len(nodes), np.intp)
@@ -135,10 +118,6 @@ def kinds_of(
 def repeated_blocks(kinds: Kinds, length: float) -> list[Block]:
     """The longest part of a network that is one block several times, and those before and behind
     it, in order.
-
-    Args:
-        kinds: of all nodes.
-        length: of a segment, in nodes; what is no longer than two is not looked into.
     """
 
     def within(start: int, end: int) -> list[Block]:
@@ -199,16 +178,6 @@ def cut(
 ) -> Iterator[Segment]:
     """``switched`` as about ``most`` segments at most, to be run one after the other; each is made
     when it is asked for.
-
-    Args:
-        switched: written of ``graph``.
-        graph: knows the types of its tensors.
-        most: segments.
-        alike: whether a network that repeats a block is cut where that begins, so that segments are
-            the same but for their weights.
-
-    Yields:
-        One segment, the model itself, where it is small or no place can be cut.
     """
     whole = _whole(switched, graph)
     nodes = switched.model.graph.node
@@ -240,12 +209,7 @@ def is_constant(node: onnx.NodeProto) -> bool:
 
 
 class Cutter:
-    """Cuts ``segment`` between any of its ``nodes``, which are those but its constants.
-
-    Args:
-        segment: makes all that it gives.
-        graph: knows the types of its tensors.
-    """
+    """Cuts ``segment`` between any of its ``nodes``, which are those but its constants."""
 
     def __init__(self, segment: Segment, graph: Graph) -> None:
         self._of, self._graph = segment, graph
@@ -273,11 +237,7 @@ class Cutter:
         self._last_read |= dict.fromkeys(segment.gives, len(self.nodes))
 
     def between(self, places: Sequence[int]) -> Iterator[Segment]:
-        """The segments in order, but those of which nothing is read.
-
-        Args:
-            places: the nodes that all but the first begin with, ascending.
-        """
+        """The segments in order, but those of which nothing is read."""
         ends = [*places, len(self.nodes)]
         for start, end in zip([0, *ends], ends, strict=False):
             segment = self._segment(start, end)
@@ -355,11 +315,7 @@ _MOST = 1 << 30
 
 
 class PackedSegment:
-    """``named`` is the segment with everything but its model; :meth:`unpacked` is all of it.
-
-    Args:
-        segment: whoever holds it too keeps its model in memory.
-    """
+    """``named`` is the segment with everything but its model; :meth:`unpacked` is all of it."""
 
     def __init__(self, segment: Segment) -> None:
         self._whole: Segment | None = None

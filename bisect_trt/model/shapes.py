@@ -33,10 +33,6 @@ _LAST: WeakKeyDictionary[Graph, tuple[object, dict[str, Shape], Bodies]] = WeakK
 def shapes_from(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
     """The shapes of the tensors of ``graph``, by name, where its inputs have those of ``inputs``;
     remembered until other inputs are asked about. Read only.
-
-    Args:
-        graph: the model.
-        inputs: the shapes of its inputs.
     """
     return _inferred(graph, inputs)[0]
 
@@ -44,10 +40,6 @@ def shapes_from(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[str
 def bodies_from(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> Bodies:
     """The bodies of control flow by the place of their node, with the shapes written into them as
     :func:`shapes_from` has those outside. Read only.
-
-    Args:
-        graph: the model.
-        inputs: the shapes of its inputs.
     """
     return _inferred(graph, inputs)[1]
 
@@ -77,10 +69,6 @@ def with_shapes(
 ) -> onnx.GraphProto:
     """A copy of ``graph`` without large weights, in which ONNX's inference wrote what shapes it
     could tell, bodies included. Nodes keep their places.
-
-    Args:
-        graph: read only.
-        inputs: the shapes of inputs, where they are known better than the model says.
     """
     light = skeleton(graph.proto)
     for value in light.graph.input:
@@ -173,21 +161,12 @@ class Activations:
 def live_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int:
     """The most that an inference node by node holds: inputs, what is still to be read, outputs.
     Tensors whose shapes do not follow from those of the inputs are left out.
-
-    Args:
-        graph: the model.
-        inputs: the shapes of its inputs.
     """
     return _held(graph, inputs, _sizes(graph, inputs))
 
 
 def inference_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int | None:
-    """What is held, as :func:`activations` tells it.
-
-    Args:
-        graph: the model.
-        inputs: the shapes of its inputs.
-    """
+    """What is held, as :func:`activations` tells it."""
     told = activations(graph, inputs)
     return None if told is None else told.held
 
@@ -195,10 +174,6 @@ def inference_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int 
 def activations(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> Activations | None:
     """What an inference holds; None where most tensors' shapes do not follow from those of the
     inputs. Remembered.
-
-    Args:
-        graph: the model.
-        inputs: the shapes of its inputs.
     """
     known = _TOLD.setdefault(graph, {})
     key = tuple(sorted(inputs.items()))
@@ -253,15 +228,7 @@ def _most_live(
     sizes: Mapping[str, int],
     inside: Mapping[int, int],
 ) -> int:
-    """The most that is held at any node: what is ``given`` and what is still to be read.
-
-    Args:
-        nodes: in the order in which they run.
-        given: what the caller holds throughout.
-        outputs: what is held to the end.
-        sizes: bytes by tensor; of constants nothing.
-        inside: what a node's bodies hold, by its place.
-    """
+    """The most that is held at any node: what is ``given`` and what is still to be read."""
     last = {name: len(nodes) for name in (*outputs, *given)}
     read = [dict.fromkeys(filter(None, (*n.input, *captured_names(n)))) for n in nodes]
     for index, names in enumerate(read):
@@ -313,10 +280,6 @@ def inference_work(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> Infer
     """Count the work of the main graph's nodes; those whose shapes do not follow from the inputs'
     count as much as the others do in the mean. Every weight is read at least once. Bodies are not
     entered.
-
-    Args:
-        graph: the model.
-        inputs: the shapes of its inputs.
     """
     shapes = shapes_from(graph, inputs)
     constants = graph.constants

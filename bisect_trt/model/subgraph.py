@@ -119,16 +119,7 @@ class Extractor:
         return Border(tuple(inputs), tuple(constants), tuple(outputs))
 
     def extract(self, subgraph: Subgraph, values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
-        """``subgraph`` as a model; all nodes give the source itself back, under unique names.
-
-        Args:
-            subgraph: which nodes.
-            values: what was recorded of the border's inputs and constants; they tell the types and
-                shapes of those inputs that are not the model's own.
-
-        Returns:
-            A model whose outputs say their types and no shapes, since bypasses may change them.
-        """
+        """``subgraph`` as a model; all nodes give the source itself back, under unique names."""
         if subgraph.kept.issuperset(self.nodes):
             return with_unique_names(self.graph.proto)
         border = self.border(subgraph)

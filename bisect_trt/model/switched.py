@@ -70,11 +70,6 @@ def to_switched(graph: Graph, low: Precision, pin: Precision) -> SwitchedModel:
     """The model for all plans of one base: each rounding has a switch.
 
     The roundings are those of :func:`~bisect_trt.model.roundings.list_roundings`.
-
-    Args:
-        graph: the FP32 model, read only.
-        low: what unpinned layers run in.
-        pin: what pinned layers run in, FP32 or TF32.
     """
     return _Writer(graph, low, pin).write()
 
@@ -305,15 +300,7 @@ class Segment:
 
 
 def settled(segment: Segment, on: Collection[str]) -> Segment:
-    """``segment`` with its switches written out as they stand; kernels, and so numbers, stay.
-
-    Args:
-        segment: with its switches.
-        on: the flags that are true.
-
-    Returns:
-        A segment with fewer flags: none but those of the source's control flow.
-    """
+    """``segment`` with its switches written out as they stand; kernels, and so numbers, stay."""
     source = segment.model.graph
     target = onnx.ModelProto(ir_version=segment.model.ir_version)
     target.opset_import.extend(segment.model.opset_import)

@@ -45,13 +45,7 @@ _BY_LENGTH = {"Reshape": 1, "ConstantOfShape": 0}
 def complete_ranks(
     graph: onnx.GraphProto, ranks: dict[str, int], lengths: Mapping[str, int]
 ) -> None:
-    """Add to ``ranks`` what follows from a Reshape's shape, and from that on.
-
-    Args:
-        graph: its nodes in their order; bodies are not looked into.
-        ranks: by tensor, what is known so far.
-        lengths: of one-dimensional tensors.
-    """
+    """Add to ``ranks`` what follows from a Reshape's shape, and from that on."""
     known = _RunState(graph, ranks, lengths)
     for node in graph.node:
         if node.domain not in ("", "ai.onnx"):

@@ -41,12 +41,6 @@ class _Map(mmap.mmap):
 def mapped(path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...]) -> NDArray[Any]:
     """A part of a file, read only. It is not copied, and need not be aligned.
 
-    Args:
-        path: of the file.
-        dtype: of the elements.
-        offset: of the first one, bytes.
-        shape: of the array.
-
     Raises:
         BadInputError: the file is gone, shorter, or not the one that was mapped before.
     """
@@ -134,13 +128,6 @@ class _Field:
 
 def without_large_values(data: memoryview) -> bytes:
     """The serialised model ``data`` with ranges of itself in place of its large values.
-
-    Args:
-        data: of a whole ONNX file, bytes.
-
-    Returns:
-        A serialised model, whose tensors of :data:`LEAST` bytes and more have external data at
-        :data:`EMBEDDED`.
 
     Raises:
         WireError: it is no protobuf message.
@@ -340,16 +327,7 @@ def element_type(tensor: TensorProto) -> np.dtype[Any]:
 def rounded_values(
     exact: NDArray[np.float32], precision: Precision, dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """``exact`` rounded, block by block and on several threads: nothing else of its size is made.
-
-    Args:
-        exact: of any shape.
-        precision: what the values are rounded to.
-        dtype: float32, or the type that stores ``precision``.
-
-    Returns:
-        An array of ``exact``'s shape and ``dtype``.
-    """
+    """``exact`` rounded, block by block and on several threads: nothing else of its size is made."""
     found = np.empty(exact.shape, dtype)
     source, target = flat(exact), flat(found)
 
@@ -369,19 +347,7 @@ def rounded_tensor(
     precision: Precision,
     elem_type: int,
 ) -> TensorProto:
-    """An FP32 constant rounded, as an initialiser.
-
-    Args:
-        tensor: the constant; None where its values are to be held in any case.
-        arrays: the constants' values by name.
-        source: the constant's name.
-        name: of the initialiser.
-        precision: what the values are rounded to.
-        elem_type: ONNX's type that they are stored in.
-
-    Returns:
-        An initialiser that holds the values, or says where they lie if ``tensor`` does.
-    """
+    """An FP32 constant rounded, as an initialiser."""
     place = place_of(tensor) if tensor is not None else None
     if tensor is not None and place is not None and place.rounding is None:
         new = TensorProto(name=name, data_type=elem_type, dims=tensor.dims)
@@ -448,9 +414,6 @@ def _rounded(
 class Constants(Mapping[str, NDArray[Any]]):
     """Every constant tensor of a graph (its bodies apart) by name, unpacked when it is first asked
     for. What lies in a file is mapped, not read.
-
-    Args:
-        graph: the main graph, or a body.
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:

@@ -179,18 +179,6 @@ def try_cures(
 ) -> Cures:
     """Every cure on the whole model.
 
-    Args:
-        graph: the FP32 model.
-        samples: the inputs on which it must be right.
-        precision: what the engine runs in.
-        suspects: nodes, as a reduction found them; their outputs and those of the nodes that are
-            connected alike are marked first, then all others.
-        opens: what opens a runner of a model, built and run in some way.
-        budget: of engine builds.
-        observer: hears of each.
-        workers: processes at a time.
-        processes: in how many a cure must be right and reproducible.
-
     Raises:
         BadInputError: ONNX Runtime cannot run the model.
     """
@@ -284,12 +272,6 @@ def cure_model(
     settings: Settings, precision: Precision, subgraph: Path | None, observer: Observer
 ) -> Cures:
     """Every cure of the settings' model, tried on all its inputs.
-
-    Args:
-        settings: the model, the inputs and the engine.
-        precision: what the engine runs in.
-        subgraph: the folder of a reproducer, whose nodes are marked first.
-        observer: hears of the progress.
 
     Raises:
         BadInputError: names the file, tensor or option that cannot be used.

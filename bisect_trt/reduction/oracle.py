@@ -79,12 +79,7 @@ class Observation:
 
 
 class Budget:
-    """What is left of the engine builds, or calls of a command, and of the time.
-
-    Args:
-        most: builds or calls; None for as many as it takes.
-        time_budget: of the whole command.
-    """
+    """What is left of the engine builds, or calls of a command, and of the time."""
 
     def __init__(self, most: int | None, time_budget: TimeBudget | None = None) -> None:
         self._most = most
@@ -129,13 +124,7 @@ class Specimen:
 
 
 class Specimens:
-    """The subgraphs of one model on one sample.
-
-    Args:
-        graph: the model.
-        sample: its inputs.
-        folder: for the recorded tensors; whoever made it removes it.
-    """
+    """The subgraphs of one model on one sample."""
 
     def __init__(self, graph: Graph, sample: Sample, folder: Path) -> None:
         self._extractor = Extractor(graph)
@@ -236,14 +225,7 @@ class Allowance:
 def what_rounding_explains(
     model: onnx.ModelProto, sample: Sample, expected: Arrays, precision: Precision
 ) -> Allowance:
-    """The allowance of an FP32 model that runs at ``precision``, on one sample.
-
-    Args:
-        model: of the subgraph.
-        sample: its inputs.
-        expected: its outputs in FP32.
-        precision: what its layers run in; TF32 for an engine whose FP32 is.
-    """
+    """The allowance of an FP32 model that runs at ``precision``, on one sample."""
     roundings = [(precision, 1.0)]
     if precision is Precision.FP32:
         roundings.append((Precision.BF16, _BF16_TO_FP32))
@@ -303,17 +285,7 @@ OpenRunner = Callable[[Graph, Sequence[Sample]], ClosableRunner]
 
 
 class EngineTrials:
-    """Judges subgraphs by what an engine makes of them.
-
-    Args:
-        opens: a runner of a subgraph in a fresh process.
-        precision: what the engine runs in.
-        explained: the precision whose rounding explains an error: TF32 for FP32 on an engine whose
-            FP32 is TF32.
-        budget: of builds.
-        workers: processes at a time.
-        processes: how many in all before a subgraph counts as right.
-    """
+    """Judges subgraphs by what an engine makes of them."""
 
     def __init__(
         self,
@@ -481,10 +453,6 @@ _EDGES = "()[]{},.:;'\""
 def told(failure: str, names: Collection[str]) -> str:
     """A failure's words without numbers, lists and the model's own names: a subgraph that fails for
     another reason is not bad in the same way.
-
-    Args:
-        failure: the engine's words.
-        names: of the model's nodes and tensors; engines put more behind them, after an underscore.
     """
     words = [word.strip(_EDGES) for word in _LISTS.sub(" ", failure).split()]
     kept = [w for w in words if w not in names and w.rpartition("_")[0] not in names]
@@ -506,13 +474,6 @@ _BAD = 1
 class CheckTrials:
     """Judges subgraphs by the exit code of a command: 0 means fine, 1 still bad, and anything else,
     or a signal, that the subgraph cannot be judged.
-
-    Args:
-        command: its words, as a shell splits them; no shell runs it. ``{model}``, ``{inputs}`` and
-            ``{expected}`` become the paths of the subgraph's files, in a folder of its own; without
-            ``{model}`` that path is appended.
-        timeout_s: the seconds that one call may take.
-        budget: of calls.
 
     Raises:
         BadInputError: it cannot be split, or is empty.

@@ -96,11 +96,6 @@ def kept_apart(
 ) -> tuple[onnx.ModelProto, tuple[Seeded, ...]]:
     """A copy of ``model`` that reads its seeded weights from a file, and those in the file's order;
     ``model`` itself where there are none.
-
-    Args:
-        model: with the weights inside, maybe as FP16 and under other names.
-        seeded: how they were drawn.
-        location: the file's name, beside the model.
     """
     if not seeded:
         return model, ()

@@ -43,12 +43,6 @@ def reduce_model(
     """The smallest bad subgraph of the settings' model, on the first input on which the whole is
     bad; what the whole showed on the last one where it is on none.
 
-    Args:
-        settings: the model, the inputs and the engine.
-        precision: what the engine runs in.
-        check: a command that says instead of an engine what is bad.
-        observer: hears of the progress.
-
     Raises:
         BadInputError: names the file, tensor or option that cannot be used.
         RunnerUnavailableError: the engine cannot work on this machine.
@@ -90,12 +84,7 @@ def model_and_samples(settings: Settings, observer: Observer) -> tuple[Graph, li
 
 
 def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> OpenRunner:
-    """TensorRT in a process of its own each time, which runs each sample many times.
-
-    Args:
-        settings: which TensorRT, and how long it may take.
-        options: how its engines are built and run.
-    """
+    """TensorRT in a process of its own each time, which runs each sample many times."""
 
     def opens(graph: Graph, samples: Sequence[Sample]) -> TensorRTRunner:
         return TensorRTRunner(
@@ -160,13 +149,6 @@ def engine_trials(
 ) -> EngineTrials:
     """What asks the settings' engine about subgraphs.
 
-    Args:
-        settings: which engine, and how long it may take.
-        precision: what it runs in.
-        graph: the whole model, to see whether the engine can run here.
-        samples: its inputs.
-        budget: of builds.
-
     Raises:
         BadInputError: the settings name no engine.
         RunnerUnavailableError: the engine cannot work on this machine.
@@ -225,10 +207,6 @@ _ENGINE = (Cause.NOT_REPRODUCIBLE, Cause.NOT_PRECISION, Cause.ENGINE_FAILED)
 def subgraph_to_blame(known: RunState, context: Context) -> Reduced | Observation | None:
     """The smallest bad subgraph found within the builds and the time that may be spent; what the
     whole shows where it was not seen to be bad again; None where the engine is not to blame.
-
-    Args:
-        known: what the run found.
-        context: says who judged.
     """
     diagnosis, engine, settings = known.diagnosis, known.engine, known.problem.settings
     blamed = diagnosis is not None and diagnosis.cause in _ENGINE

@@ -121,10 +121,6 @@ def guarded(command: Command) -> Command:
 def output(*, is_product: bool = False) -> Iterator[None]:
     """What is printed inside never decides how a command ends: its reader may stop reading.
 
-    Args:
-        is_product: whether the text is what was asked for, and not the word on it: then a full disk
-            is an error.
-
     Raises:
         MachineError: the product could not be written.
     """

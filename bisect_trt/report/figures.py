@@ -72,13 +72,7 @@ def short(value: float) -> float:
 
 
 def line_at(value: float, words: str, colour: str = BAD) -> dict[str, Any]:
-    """A layout's horizontal line with its words, on a logarithmic y axis.
-
-    Args:
-        value: where, above 0.
-        words: at its right end.
-        colour: of both.
-    """
+    """A layout's horizontal line with its words, on a logarithmic y axis."""
     line = {"color": colour, "width": 1.5, "dash": "dash"}
     across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
     return {
@@ -118,14 +112,7 @@ NETWORK = {"title": {"text": "layer, in network order"}}
 
 
 def line_of(words: str, places: Any, values: pd.Series[Any], colour: str) -> dict[str, Any]:
-    """A trace through a value a layer, with gaps where a logarithmic axis has no place.
-
-    Args:
-        words: for the legend.
-        places: of the layers.
-        values: a value a place.
-        colour: as CSS has it.
-    """
+    """A trace through a value a layer, with gaps where a logarithmic axis has no place."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -140,16 +127,7 @@ def line_of(words: str, places: Any, values: pd.Series[Any], colour: str) -> dic
 def marks_of(
     words: str, places: Any, values: pd.Series[Any], symbol: str, colour: str, size: Any
 ) -> dict[str, Any]:
-    """A trace of marks at some layers; none where a logarithmic axis has no place.
-
-    Args:
-        words: for the legend.
-        places: of these layers.
-        values: their heights.
-        symbol: as Plotly calls it.
-        colour: as CSS has it.
-        size: in pixels, of all or of each.
-    """
+    """A trace of marks at some layers; none where a logarithmic axis has no place."""
     return {
         "type": "scatter",
         "mode": "markers",

@@ -75,12 +75,7 @@ _SHOWN = (
 
 
 def annotated_model(result: Record, graph: Graph) -> onnx.ModelProto:
-    """The model that was searched, with the answer at it and errors and pins at its layers.
-
-    Args:
-        result: what is told.
-        graph: the model, whose layers the result is of.
-    """
+    """The model that was searched, with the answer at it and errors and pins at its layers."""
     answer = {"answer": printable(headline(result)), "cause": result.cause.value}
     answer |= {"requirements": printable(", ".join(result.requirements))}
     return annotated(graph, answer, dict(_of_layers(result)))
@@ -120,10 +115,6 @@ class OwnedFolder:
 
     def check(self, folder: Path, read: Sequence[Path] = ()) -> None:
         """Refuse a folder that the command did not write.
-
-        Args:
-            folder: where the files will be; need not be there.
-            read: files that the command reads, which may not lie in it.
 
         Raises:
             BadInputError: it holds other files, or cannot be written.

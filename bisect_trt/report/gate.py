@@ -58,11 +58,6 @@ def run_keys() -> dict[str, tuple[str, Option]]:
 def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) -> Project:
     """The project that a file describes; every model's settings are checked before any runs.
 
-    Args:
-        path: of the TOML file; paths in it are relative to its folder.
-        out: the gate's folder, where it is not the file's.
-        overriding: fields of the settings that the command line gave.
-
     Raises:
         BadInputError: the file cannot be read, or says something that nobody understands.
     """
@@ -247,10 +242,6 @@ class Gate:
 
 def check_gate_folder(folder: Path, models: Iterable[str]) -> None:
     """Refuse a folder with files of the gate's names that no gate wrote.
-
-    Args:
-        folder: where the files will be.
-        models: their names, which are those of folders there.
 
     Raises:
         BadInputError: there is one, it is no folder, or a model is called as one of the files.

@@ -108,13 +108,7 @@ def _validation_table(validation: Validation) -> pd.DataFrame:
 def table_lines(
     table: pd.DataFrame, columns: Sequence[str] | None = None, more: str = ""
 ) -> Iterator[str]:
-    """``table`` in Markdown, "none" where it has no rows.
-
-    Args:
-        table: any; numbers are shortened and stand on the right.
-        columns: those to show, as far as they are there; None for all.
-        more: the file that has the rows beyond the first hundred.
-    """
+    """``table`` in Markdown, "none" where it has no rows."""
     if table.empty:
         yield "none"
         return

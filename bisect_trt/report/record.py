@@ -185,9 +185,6 @@ class Record:
     def plan_json(self, whole: PrecisionPlan | None = None) -> str:
         """The content of plan.json: the plan, what it was found for and searched with, and the
         layers that a rewrite made, if there was one.
-
-        Args:
-            whole: the plan for the model to ship, where a part of that was judged.
         """
         document = json.loads((whole or self.plan).to_json())
         if self.judged:

@@ -101,10 +101,6 @@ def cures_as_json(cures: Cures) -> dict[str, Any]:
 def write_cures(cures: Cures, folder: Path) -> None:
     """The table, the record and the cured model, in the place of earlier ones.
 
-    Args:
-        cures: what was tried.
-        folder: as ``FOLDER.check`` allowed it.
-
     Raises:
         BadInputError: the folder cannot be written.
         MachineError: the disk is full; what was there is there still.
@@ -294,11 +290,6 @@ _RUNS = 10
 
 def write_reproducer(reduced: Reduced, folder: Path, made_by: str) -> None:
     """Write the reproducer, in the place of an earlier one.
-
-    Args:
-        reduced: what was found.
-        folder: as ``FOLDER.check`` allowed it.
-        made_by: the command that found it.
 
     Raises:
         MachineError: the disk is full; an earlier reproducer is still there then.

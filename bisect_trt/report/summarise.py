@@ -67,13 +67,7 @@ def engine_facts(known: RunState, run_statistics: RunStatistics) -> EngineFacts 
 def search_facts(
     known: RunState, run_statistics: RunStatistics, plan: PrecisionPlan
 ) -> SearchFacts | None:
-    """What kind of set it is, and what the search spent; None where nothing is pinned.
-
-    Args:
-        known: what the steps found.
-        run_statistics: every evaluation that was made.
-        plan: the answer.
-    """
+    """What kind of set it is, and what the search spent; None where nothing is pinned."""
     if not plan.pinned:
         return None
     problem, judged = known.problem, known.judgement
@@ -130,12 +124,6 @@ def requirements_table(
 ) -> pd.DataFrame:
     """A row for each requirement: its score on the given inputs with everything reduced and under
     the plan, by the judge who found it worst, and (``baselines``) by the label of each baseline.
-
-    Args:
-        texts: the requirements.
-        reduced: what the judges showed of everything reduced.
-        plan: what they showed of the plan that is written.
-        baselines: the rows of outputs.csv, by their labels.
     """
     each = {label: r.by_condition for label, r in baselines.items() if r.by_condition}
     rows = []
@@ -152,9 +140,6 @@ def requirements_table(
 def judged_scores(table: pd.DataFrame) -> dict[str, float]:
     """The score that decides each requirement: the plan's. Where none was written FP32's, if that
     misses one, for then the others are not to blame, else that of everything reduced.
-
-    Args:
-        table: as :func:`requirements_table` makes it.
     """
     if not len(table):
         return {}
@@ -170,10 +155,6 @@ def requirement_scores(table: pd.DataFrame, outputs: pd.DataFrame) -> list[Row]:
 
     A requirement whose values are not among an output's errors (a decision, a metric of the user's,
     an elementwise tolerance, a mean over inputs, the default) has one row, of all its outputs.
-
-    Args:
-        table: as :func:`requirements_table` makes it.
-        outputs: the rows of outputs.csv.
     """
     if "output" not in outputs or not len(table):
         return []
@@ -245,14 +226,7 @@ class _Answer:
 def summarise(
     known: RunState, run_statistics: RunStatistics, seconds: float, command: str = "run"
 ) -> Result:
-    """Everything found, as one record.
-
-    Args:
-        known: what the steps found.
-        run_statistics: what was run for it.
-        seconds: the wall time of the run.
-        command: that was given: ``compare`` searches for nothing.
-    """
+    """Everything found, as one record."""
     if known.out_of_time:
         return _summarise_cut_short(known, run_statistics, seconds)
     diagnosis = known.diagnosis
@@ -269,16 +243,7 @@ def summarise(
 def summarise_interrupted(
     known: RunState, run_statistics: RunStatistics, seconds: float
 ) -> Result | None:
-    """What was found until an interruption.
-
-    Args:
-        known: what the steps found.
-        run_statistics: what was run for it.
-        seconds: the wall time of the run.
-
-    Returns:
-        The smallest plan that every judge passed; None if none is known to pass yet.
-    """
+    """What was found until an interruption."""
     if known.validation is None and known.judgement is None and known.bisection is not None:
         known = known.with_(validation=known.bisection.validation)
     found = known.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was known.")

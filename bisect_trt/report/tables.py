@@ -31,11 +31,6 @@ def in_words(
 ) -> list[str]:
     """The pins by block, the largest first: "5 of the 5 LayerNorms: Pow, ReduceMean of each"; what
     is in no pattern, by module.
-
-    Args:
-        pinned: layer ids in network order.
-        patterns: those found in the model.
-        layers: all of the model's.
     """
     wanted, known = set(pinned), {layer.name: layer for layer in layers}
     lines: list[tuple[int, str]] = []
@@ -93,12 +88,7 @@ def is_wrong(table: pd.DataFrame) -> pd.Series[bool]:
 
 
 def failure_sources(graph: Graph, wrong: Mapping[str, bool]) -> frozenset[str]:
-    """The wrong layers all of whose inputs are right.
-
-    Args:
-        graph: the model.
-        wrong: by layer id, whether it is. A node that is no layer passes on what it reads.
-    """
+    """The wrong layers all of whose inputs are right."""
     spoilt: set[str] = set()
     sources = []
     for node, name in zip(graph.proto.graph.node, graph.names, strict=True):
@@ -266,16 +256,7 @@ def pins_table(
     log: Sequence[Evaluation],
     shares: Mapping[str, float],
 ) -> pd.DataFrame:
-    """A row for each pin of ``plan`` with its proof.
-
-    Args:
-        layers: of the model, in network order; so are the rows.
-        plan: whose pins are shown.
-        proof: by layer, the evaluation of the plan without it.
-        log: every evaluation of the run; ``proof_evaluation`` is the place in it.
-        shares: by runner, the part of the tolerance that it was held to (``tolerance_share``); 1
-            where it is none of them.
-    """
+    """A row for each pin of ``plan`` with its proof."""
     places = {id(one): place for place, one in enumerate(log)}
     rows: list[dict[str, Any]] = []
     inherited = plan.inherited

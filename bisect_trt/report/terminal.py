@@ -55,12 +55,7 @@ from bisect_trt.steps.verify import Verification
 
 
 def plain(kind: type[Console] = Console, **more: Any) -> Console:
-    """A console that takes text as it is: names may look like markup, codes of emoji or numbers.
-
-    Args:
-        kind: of the console.
-        more: its further arguments.
-    """
+    """A console that takes text as it is: names may look like markup, codes of emoji or numbers."""
     return kind(markup=False, emoji=False, highlight=False, **more)
 
 
@@ -115,14 +110,7 @@ EVERY_S = 5.0
 def progress(
     *, quiet: bool = False, verbose: bool = False, budget: float | None = None, subject: str = ""
 ) -> ProgressObserver:
-    """Signs of life on standard error, also where JSON goes to standard output.
-
-    Args:
-        quiet: say nothing.
-        verbose: tell every step.
-        budget: minutes that the command may take, if that was said.
-        subject: which of several things the lines are about, if there are several.
-    """
+    """Signs of life on standard error, also where JSON goes to standard output."""
     console = signs_of_life()
     return ProgressObserver(
         console, quiet=quiet, verbose=verbose, every_s=EVERY_S, budget=budget, subject=subject
@@ -136,14 +124,6 @@ class ProgressObserver(Observer):
     was heard meanwhile: the time, the memory, the step with what it did last and what is left of
     it, the best plan so far, what is left of the budget. With ``verbose`` it is written only where
     no step was told for so long.
-
-    Args:
-        console: where to.
-        quiet: say nothing.
-        verbose: tell every step.
-        every_s: seconds between two lines in a log.
-        budget: minutes that the command may take, if that was said.
-        subject: which of several things the lines are about, if there are several.
     """
 
     def __init__(
@@ -412,13 +392,7 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
 
 
 def print_cures(console: Console, cures: Cures, folder: Path) -> None:
-    """The answer, then what was tried.
-
-    Args:
-        console: where to.
-        cures: what was tried.
-        folder: of the table and the model.
-    """
+    """The answer, then what was tried."""
     good = not cures.needed or cures.smallest is not None
     console.print(printable(headline_of_cures(cures)), style="bold green" if good else "bold red")
     for line in lines_of_cures(cures):
@@ -427,13 +401,7 @@ def print_cures(console: Console, cures: Cures, folder: Path) -> None:
 
 
 def print_reduced(console: Console, found: Reduced | Observation, folder: Path) -> None:
-    """The piece, what it shows, how it was found and where it is.
-
-    Args:
-        console: where to.
-        found: the piece, or what the whole shows where it is not bad.
-        folder: of the reproducer.
-    """
+    """The piece, what it shows, how it was found and where it is."""
     if not isinstance(found, Reduced):
         console.print(printable(nothing_bad(found)), style="bold green")
         return

@@ -90,9 +90,6 @@ def misses_alone(layers: pd.DataFrame) -> str:
 def score_without(pin: Any) -> str:
     """What the set without a pin scores; where it would meet the requirement, also what a set is
     held to while it is made smaller.
-
-    Args:
-        pin: a row of pins.csv, as ``itertuples`` gives it.
     """
     score, share = float(pin.score_without), float(pin.tolerance_share)
     said = times(score, str(pin.outcome_without))
@@ -107,12 +104,7 @@ def is_least(pin: Any) -> bool:
 
 
 def unproved(result: Record, pin: Any = None) -> str:
-    """What a pin without a proof rests on.
-
-    Args:
-        result: the run.
-        pin: its row of pins.csv, as ``itertuples`` gives it; None for those of the search.
-    """
+    """What a pin without a proof rests on."""
     if getattr(pin, "inherited", False):
         return "moves values between kept layers"
     if getattr(pin, "held", False):

@@ -20,11 +20,6 @@ class Repeated(dict[str, NDArray[Any]]):
 
     ``runs`` counts all of them; ``others`` holds each answer that was not the same bit for bit, and
     how often it came.
-
-    Args:
-        outputs: arrays by output name.
-        runs: how often the sample was run.
-        others: the other answers with their counts.
     """
 
     def __init__(
@@ -52,14 +47,6 @@ class Runner(Protocol):
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         """The outputs of each of ``samples`` in order, one sample in memory at a time.
-
-        Args:
-            plan: what to execute.
-            samples: the inputs.
-
-        Returns:
-            Arrays by output name, for each sample; :class:`Repeated` by one that runs each sample
-            several times.
 
         Raises:
             RunnerFailedError: the plan cannot be executed.
@@ -102,14 +89,7 @@ class Anticipating(Runner, Protocol):
         *,
         spare: bool = False,
     ) -> None:
-        """Begin to build what will be asked for soon, where that disturbs nothing.
-
-        Args:
-            plan: what will be executed.
-            tensors: what is wanted beside the outputs.
-            copies: how many shall be there in all, each for another process.
-            spare: whether it only may be asked for, and others are to be done first.
-        """
+        """Begin to build what will be asked for soon, where that disturbs nothing."""
         ...
 
     def give_up(self, but: PrecisionPlan) -> None:

@@ -50,13 +50,6 @@ class _Bound:
 class CapturedSession:
     """Runs ``segment`` with every input and output in a place of its own.
 
-    Args:
-        segment: one that selects and does not branch.
-        constants: of the model, in the memory of ``device``.
-        threads: what one call may use on the host; 0 leaves it to the machine.
-        device: what computes.
-        replays: False for one that is run once; it may do on the host what it likes.
-
     Raises:
         RunnerFailedError: ONNX Runtime cannot capture it (nodes run on the host), or is too old to
             say where its inputs are read.
@@ -98,10 +91,6 @@ class CapturedSession:
 
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value] | None:
         """What the segment gives, in the host's memory; None for a shape too many.
-
-        Args:
-            tensors: at least what it takes, in the host's memory.
-            setting: of its switches.
 
         Raises:
             Exception: ONNX Runtime's.
@@ -172,15 +161,6 @@ def fixed_segment(
     """``segment`` with what follows from ``shapes`` and ``values`` as constants, and those it would
     give.
 
-    Args:
-        segment: any.
-        shapes: of what it takes.
-        values: of what it takes, as far as they are to be constants.
-        run: what a part of it gives for inputs of these shapes, whatever its switches.
-
-    Returns:
-        ``segment`` itself and nothing where there are no values and nothing follows.
-
     Raises:
         Exception: that of ``run``.
     """
@@ -219,13 +199,6 @@ class _Replayed(NamedTuple):
 class CapturedSegment(SegmentSession):
     """As its base; the graph is captured by the first inference. What follows from the shapes of
     its inputs is computed once for each: it would be the host's part of it.
-
-    Args:
-        packed: a part of a switched model.
-        constants: of the model, in the memory of ``device``.
-        threads: what one call may use on the host; 0 leaves it to the machine.
-        device: a GPU of CUDA's.
-        data: the model's inputs, whose values are no shapes.
     """
 
     def __init__(

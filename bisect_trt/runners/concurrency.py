@@ -38,10 +38,6 @@ class Headroom:
 
     Two on two cores take 0.43 of the time of one after the other where each has both cores
     (PP-OCRv4 det and rec, nodes of 60 us, on a busy machine), and 0.6 for 20,000 nodes of 2 us.
-
-    Args:
-        graph: the model.
-        threads: what they may use together; 0 is all that the process may.
     """
 
     def __init__(self, graph: Graph, threads: int = 0) -> None:
@@ -71,12 +67,6 @@ def side_by_side(
 ) -> Iterator[Answer]:
     """The answer of each of ``items`` in order, a few of them in work at a time. Where one cannot
     be read, those before it are answered first, as they are one after the other.
-
-    Args:
-        work: called from several threads; whoever reads no further wastes what is in work.
-        items: read as they are needed, in the caller's thread.
-        at_once: how many of an item's kind; the least that was said counts from there on. Where the
-            first says one, none is begun before it is asked for.
     """
     failed: list[Exception] = []
     stream = until_failed(items, failed)
@@ -164,9 +154,6 @@ class Turns:
 
     ``one_at_a_time`` says which; ``is_large`` that even one copy, kept while others work, would be
     too much. ``many_nodes`` says that some are open in turn (:meth:`make_room`).
-
-    Args:
-        graph: the model.
     """
 
     def __init__(self, graph: Graph) -> None:

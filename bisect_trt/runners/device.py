@@ -41,13 +41,7 @@ CPU = Device()
 
 
 def cuda_device(name: str = "cuda", number: int = 0, memory_bytes: int = 0) -> Device:
-    """GPU ``number`` in strict FP32.
-
-    Args:
-        name: of the GPU, for people and caches.
-        number: as CUDA counts in this process.
-        memory_bytes: what one session may take for activations; 0 sets no limit.
-    """
+    """GPU ``number`` in strict FP32."""
     options = {
         "device_id": str(number),
         "use_tf32": "0",

@@ -136,17 +136,7 @@ class EmulatedRunner:
     def sensitivities(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Mapping[str, NDArray[Any]] | None]]:
-        """The model's outputs when only one layer is reduced, for each of ``wanted``.
-
-        Args:
-            sample: the inputs.
-            precision: what the one layer is reduced to.
-            wanted: layer ids.
-
-        Returns:
-            (layer, arrays by output name), about in network order; None stands for outputs that
-            could not be computed.
-        """
+        """The model's outputs when only one layer is reduced, for each of ``wanted``."""
         runner = self._taking(sample)
         return runner._session_for(PrecisionPlan(precision))[0].sensitivities(sample, wanted)
 

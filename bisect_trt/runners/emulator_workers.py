@@ -32,14 +32,7 @@ _CHUNK = 12
 
 
 class EmulatorPool:
-    """The ``emulated`` runner on a crew of :class:`EmulationServer`.
-
-    Args:
-        local: says what the answers are known by.
-        worker_pool: asks again by itself where a member is lost.
-        timeout_s: the seconds that one inference may take; None for ever.
-        device: what the members compute on.
-    """
+    """The ``emulated`` runner on a crew of :class:`EmulationServer`."""
 
     def __init__(
         self,
@@ -116,13 +109,6 @@ def server_arguments(
     elsewhere: bool = False,
 ) -> dict[str, Any]:
     """What an :class:`EmulationServer` is made of.
-
-    Args:
-        model: the FP32 model.
-        base: what unpinned layers run in.
-        threads: how many each inference may use.
-        device: what computes, as the server's process sees it.
-        elsewhere: whether it may be on another machine, which has not the model's files.
 
     Raises:
         BadInputError: the model does not fit into one message.

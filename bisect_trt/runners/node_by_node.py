@@ -110,15 +110,7 @@ class NodeSessions:
     def node(
         self, index: int, precision: Precision, types: Sequence[str], rounded: Collection[int]
     ) -> NodeSession:
-        """The session of one node.
-
-        Args:
-            index: its place in the graph.
-            precision: what it runs in; the outputs leave rounded to it.
-            types: ONNX Runtime's types of the inputs: the node's own (absent ones left out), then
-                the tensors that its bodies capture.
-            rounded: the positions of those inputs that must arrive rounded.
-        """
+        """The session of one node."""
         node = self._model.graph.node[index]
         captures = captured_names(node)
         if index not in self._attributes:
@@ -327,16 +319,7 @@ class NodeByNode:
         return found
 
     def outputs(self, sample: Sample, plan: PrecisionPlan, *, rtx_sums: bool) -> Arrays:
-        """The model's outputs on ``sample`` under ``plan``.
-
-        Args:
-            sample: the inputs.
-            plan: which layers are reduced, and to what.
-            rtx_sums: whether sums are formed as TensorRT for RTX forms them.
-
-        Returns:
-            Float32 arrays by output name, of the model's shapes.
-        """
+        """The model's outputs on ``sample`` under ``plan``."""
         chain = self._start(sample)
         self._advance(self._steps, plan, chain, rtx_sums)
         return {name: self._fetch(name, chain) for name in self._graph.outputs}
@@ -349,11 +332,6 @@ class NodeByNode:
 
         Both histories advance together and are freed together: two networks' live tensors are in
         memory, never all activations.
-
-        Args:
-            sample: the inputs.
-            plan: which layers are reduced, and to what.
-            rtx_sums: as for :meth:`outputs`.
         """
         exact, low = self._start(sample), self._start(sample)
         for step in self._steps:
@@ -364,15 +342,7 @@ class NodeByNode:
     def exact(
         self, sample: Sample, precision: Precision
     ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-        """Each float output of the layers that ``precision`` lowers, in FP32 and network order.
-
-        Args:
-            sample: the inputs.
-            precision: which layers are shown, no more.
-
-        Returns:
-            (layer, tensor, values), as :meth:`trace` has them.
-        """
+        """Each float output of the layers that ``precision`` lowers, in FP32 and network order."""
         chain = self._start(sample)
         for step in self._steps:
             found = self._execute(step, Precision.FP32, chain)

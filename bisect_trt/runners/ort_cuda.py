@@ -123,12 +123,6 @@ class OrtCudaWorker:
     ) -> tuple[list[dict[str, NDArray[Any]]], list[str]]:
         """Each sample's outputs, and the nodes that ran on the CPU provider.
 
-        Args:
-            content: the serialised model.
-            weights: the folder that its values' places are below; empty where it holds them all.
-            samples: inputs by name.
-            tf32: whether products may be rounded to TF32.
-
         Raises:
             RunnerUnavailableError: the provider does not start here.
             RunnerFailedError: it cannot load the model, or run it.

@@ -86,16 +86,6 @@ def opened(
 ) -> ort.InferenceSession:
     """A session over ``model``.
 
-    Args:
-        model: of any size; or what makes it, so that nobody holds it while it is opened.
-        options: completed here.
-        constants: gives rounded constants; without it they are computed for this session.
-        shares_weights: whether weights in files are used where this process has them mapped.
-            Without it ONNX Runtime maps them, makes the order of them that it likes, and lets each
-            go: that is no more memory for one session, and more for several.
-        device: what computes; another than the CPU gives the same bits every time.
-        without: ONNX Runtime's optimisers that are left out, by their names.
-
     Raises:
         RunnerUnavailableError: the device does not start.
         Exception: what ONNX Runtime raises.
@@ -160,9 +150,6 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     number is said, not left to ONNX Runtime: it knows of no quota, would tie them to cores that
     others are tied to as well, and its sums of some convolutions follow the number. The rest
     follows this process' :func:`habits`.
-
-    Args:
-        threads: what one call may use, as far as the habits allow; 0 is as much as they do.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -187,18 +174,6 @@ def reference_session(
     without: Sequence[str] = (),
 ) -> ort.InferenceSession:
     """A session over a whole model, with ONNX Runtime's default optimisations.
-
-    Args:
-        model: of any size; or what makes it, as :func:`opened` takes it.
-        where: what an error names.
-        quantised: whether it holds quantising nodes. Of another order of sums they make whole
-            steps, so the convolutions of another memory layout are left out: PP-OCRv4 det,
-            quantised, then gives bit for bit what its nodes as written give, and is off by 0.44 of
-            an output of 0 to 1 with them.
-        shares_weights: whether large weights are used where they are, and not put into another
-            order first: no copy of them is made, and a product takes longer.
-        constants: gives the rounded constants of an emulated model.
-        without: optimisers that are left out, by their names.
 
     Raises:
         BadInputError: ONNX Runtime cannot load the model.
@@ -269,14 +244,7 @@ def giving_back() -> ort.RunOptions | None:
 def node_session(
     model: onnx.ModelProto, threads: int = 0, *, own_arena: bool = False
 ) -> ort.InferenceSession:
-    """A session over a few nodes and their roundings, exactly as written.
-
-    Args:
-        model: the nodes.
-        threads: as of :func:`session_options`.
-        own_arena: for calls beside each other of many small steps, which would wait for the shared
-            arena at each.
-    """
+    """A session over a few nodes and their roundings, exactly as written."""
     options = session_options(threads or min(thread_count(), _MAX_NODE_THREADS))
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if not own_arena:
@@ -289,12 +257,6 @@ def switched_session(
 ) -> ort.InferenceSession:
     """A session over a model with switches, or a segment of one, exactly as written. Those for the
     CPU run in turn and share an arena.
-
-    Args:
-        model: of any size.
-        threads: as of :func:`session_options`.
-        device: what computes.
-        profile: what the name of a file begins with into which ONNX Runtime writes what ran where.
 
     Raises:
         RunnerFailedError: ONNX Runtime cannot load the model.
@@ -314,14 +276,6 @@ def session_as_written(
 ) -> ort.InferenceSession:
     """A session without any of ONNX Runtime's optimisations: what is marked as an output changes no
     number.
-
-    Args:
-        model: of any size.
-        where: what an error names.
-        threads: as of :func:`session_options`.
-        device: what computes.
-        profile: as of :func:`switched_session`.
-        one_of_many: whether it shares an arena with others that run in turn.
 
     Raises:
         RunnerFailedError: ONNX Runtime cannot load the model.
@@ -343,12 +297,7 @@ def session_as_written(
 
 
 def failure_of_session(where: str, error: Exception) -> BisectError:
-    """What a session's ``error`` means: of whatever was run, or of the machine's memory.
-
-    Args:
-        where: what the message names.
-        error: ONNX Runtime's.
-    """
+    """What a session's ``error`` means: of whatever was run, or of the machine's memory."""
     if is_gpu_failure(error):
         return MachineError(
             f"{where}: the GPU failed ({one_line(error, 160)}); nothing is concluded from it. Use "
@@ -366,11 +315,6 @@ def failure_of_session(where: str, error: Exception) -> BisectError:
 
 def run_all(session: ort.InferenceSession, feed: Mapping[str, NDArray[Any]], where: str) -> Arrays:
     """The outputs of a session by name.
-
-    Args:
-        session: any.
-        feed: inputs by name, of the model's dtypes and shapes.
-        where: what an error names.
 
     Raises:
         RunnerFailedError: it cannot be run.

@@ -22,10 +22,6 @@ from bisect_trt.runners.values import Value
 class PhrasedSegment:
     """Runs ``segment`` by the sessions of its phrases; what only they hand on is let go behind the
     last that takes it.
-
-    Args:
-        segment: a part of a switched model.
-        sessions: of its phrases, in order, under names of their own.
     """
 
     def __init__(self, segment: Segment, sessions: Sequence[SegmentSession]) -> None:
@@ -66,11 +62,6 @@ def shared_sessions(
 ) -> list[SegmentSession] | None:
     """One form for all segments that are the same but for their weights and names, on the CPU;
     None where that spares little.
-
-    Args:
-        segments: of one model, in order; none is kept.
-        constants: of the model.
-        threads: what one call may use; 0 leaves it to the machine.
     """
     forms: dict[tuple[bytes, tuple[str, ...]], SegmentForm] = {}
     numbers: dict[tuple[str, ...], tuple[str, ...]] = {}  # those of one form have the same
@@ -101,14 +92,6 @@ def sessions_of(
 ) -> Sequence[SegmentSession | PhrasedSegment]:
     """What runs each of ``parts``: sessions of its own, or by forms that many share where those are
     much fewer.
-
-    Args:
-        parts: of a switched model.
-        graph: it was written of.
-        constants: of the model, in the memory of ``device``.
-        threads: what one call may use; 0 leaves it to the machine.
-        device: what computes.
-        shared: whether forms may be shared, on the CPU: the model has many nodes.
     """
     fewer = _shared(parts, graph, constants, threads) if shared and len(parts) > 1 else None
     if fewer is not None:

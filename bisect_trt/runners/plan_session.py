@@ -28,13 +28,6 @@ class PlanSession:
     """Runs the plan in work from the start to the end, once it was asked for that often, or of many
     nodes where that was foretold: the segments are closed for it, and nothing may run in them. The
     numbers are those of the segments, bit for bit. There is one at a time.
-
-    Args:
-        segments: of the model, in order, none of which shares its form.
-        outputs: what the model gives.
-        constants: of the model.
-        threads: what one call may use; 0 leaves it to the machine.
-        turns: whether the segments make room for a session.
     """
 
     def __init__(
@@ -57,11 +50,6 @@ class PlanSession:
         self, given: Mapping[str, Value], reduced: frozenset[str], settings: Sequence[Setting]
     ) -> dict[str, Value] | None:
         """The outputs by name; None where the segments should be run. Several threads may ask.
-
-        Args:
-            given: the model's inputs.
-            reduced: the plan's layers, by which its runs are counted.
-            settings: of the segments' switches.
 
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
@@ -90,10 +78,6 @@ class PlanSession:
     def foretell(self, reduced: frozenset[str], runs: int) -> None:
         """Hear that a plan will be run so often: where that is often enough, it is run so from the
         first time on.
-
-        Args:
-            reduced: the plan's layers.
-            runs: at least.
         """
         if runs > _WORTH_IT:
             with self._lock:

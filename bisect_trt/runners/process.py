@@ -35,12 +35,7 @@ _USER_TIME, _SYSTEM_TIME = 11, 12
 
 
 class Pulse:
-    """The processor time of process ``pid``, watched from now on.
-
-    Args:
-        pid: of the process.
-        stall_s: seconds without any after which it counts as hung; None never.
-    """
+    """The processor time of process ``pid``, watched from now on."""
 
     def __init__(self, pid: int, stall_s: float | None) -> None:
         self._stat = Path(f"/proc/{pid}/stat")
@@ -119,13 +114,6 @@ class IsolatedWorker:
     """Calls methods of ``target`` (``module:Class``), made with ``arguments`` in a child process.
 
     Both must be plain data, as everything that is passed and returned.
-
-    Args:
-        target: ``module:Class``.
-        arguments: of the class.
-        environment: added to the child's.
-        stall_s: seconds without any use of the processor after which the child counts as hung; None
-            where it may wait for a device. Known on Linux alone.
     """
 
     def __init__(
@@ -144,11 +132,6 @@ class IsolatedWorker:
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """What ``method`` of the target returns.
-
-        Args:
-            method: its name.
-            arguments: anything that pickles.
-            timeout_s: seconds to wait; None for ever. A child that gave no answer is killed.
 
         Raises:
             RunnerFailedError: with the verdict the target chose; lost, with CRASHED if the child
@@ -266,12 +249,6 @@ class IsolatedWorker:
 def _send(stream: IO[bytes] | None, message: object, deadline: float | None, pulse: Pulse) -> None:
     """Write ``message`` piece by piece: a child that hangs does not read, and a pipe holds little.
 
-    Args:
-        stream: to the child.
-        message: anything that pickles.
-        deadline: on the monotonic clock, None for ever.
-        pulse: of the child.
-
     Raises:
         BrokenPipeError: the child has gone.
         TimeoutError: the deadline passed, or the child hangs.
@@ -308,12 +285,6 @@ def _wait(selector: selectors.BaseSelector, deadline: float | None, pulse: Pulse
 def _read(stream: IO[bytes] | None, size: int, deadline: float | None, pulse: Pulse) -> bytes:
     """Exactly ``size`` bytes.
 
-    Args:
-        stream: read from.
-        size: in bytes.
-        deadline: on the monotonic clock, None for ever.
-        pulse: of whoever writes.
-
     Raises:
         EOFError: the stream ended.
         TimeoutError: the deadline passed, or the writer hangs.
@@ -338,11 +309,6 @@ class Remote(Protocol):
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """What ``method`` returns.
 
-        Args:
-            method: its name.
-            arguments: anything that pickles.
-            timeout_s: seconds to wait; None for ever.
-
         Raises:
             RunnerFailedError: with a verdict, CRASHED if the object was lost.
         """
@@ -357,14 +323,7 @@ _ENDS = (Verdict.CRASHED, Verdict.TIMED_OUT)
 
 
 class WorkerPool:
-    """A :class:`~bisect_trt.runners.process.Remote` over ``members``.
-
-    Args:
-        members: who answers.
-        attempts: how often a call is made in all whose member was lost: once is chance.
-        ends: the losses after which it is made again. An engine that hangs once would cost another
-            time-out; an emulator's worker hangs by nothing that it was asked.
-    """
+    """A :class:`~bisect_trt.runners.process.Remote` over ``members``."""
 
     def __init__(
         self, members: Sequence[Remote], attempts: int = 2, ends: Collection[Verdict] = _ENDS
@@ -384,11 +343,6 @@ class WorkerPool:
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """The answer of a free member; waits while there is none.
-
-        Args:
-            method: its name.
-            arguments: anything that pickles.
-            timeout_s: seconds that each attempt may take; None for ever.
 
         Raises:
             RunnerFailedError: the member's, or the crew was closed: a thread that is still at work

@@ -102,15 +102,6 @@ def ray_actors(
 ) -> Sequence[RayActor]:
     """``count`` actors that serve ``target`` on the cluster at ``address``.
 
-    Args:
-        address: of the cluster; ``local`` starts one on this machine, which lives as long as this
-            process.
-        target: ``module:Class``.
-        arguments: of the class, put into the object store once.
-        count: how many actors.
-        gpus: how many GPUs each takes, or a part of one.
-        cpus: how many cores each takes: Ray places no more than there are.
-
     Raises:
         RunnerUnavailableError: Ray is not installed, or the cluster does not answer.
     """

@@ -31,10 +31,6 @@ class Reference:
     anything is written, and again when it is needed after :meth:`release`. ``is_large`` says that
     the weights are used where they lie, without a copy.
 
-    Args:
-        graph: the model.
-        where: what an error names.
-
     Raises:
         BadInputError: ONNX Runtime cannot load the model.
     """
@@ -136,11 +132,6 @@ class Recorded:
 
     ONNX Runtime runs the model as written, so that a tensor's value does not depend on what else is
     recorded, and a piece that is fed with them gives the rest bit for bit.
-
-    Args:
-        extractor: over the model.
-        sample: its inputs.
-        folder: where the tensors are kept; whoever made it removes it.
     """
 
     def __init__(self, extractor: Extractor, sample: Sample, folder: Path) -> None:
@@ -174,11 +165,6 @@ def outputs_of(
     model: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]], where: str
 ) -> dict[str, NDArray[Any]]:
     """The outputs of ``model`` as written, arrays by name.
-
-    Args:
-        model: any that ONNX Runtime can run.
-        arrays: its inputs, and maybe more.
-        where: what an error names.
 
     Raises:
         RunnerFailedError: it cannot be run, or an output is a sequence or text.

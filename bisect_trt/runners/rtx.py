@@ -26,15 +26,7 @@ FEWEST_COLUMNS = 64
 
 
 def rounded_sums(a: Floats, b: Floats) -> Floats:
-    """``a[0] @ b[0] + a[1] @ b[1] + ...``, rounded to FP16 after each product.
-
-    Args:
-        a: (s, z, m, t) float32 that holds FP16 values; z may be 1 and stand for any other.
-        b: (s, z, t, n), likewise; at most 16 terms t are what the hardware adds at once.
-
-    Returns:
-        (z, m, n) float32 that holds FP16 values.
-    """
+    """``a[0] @ b[0] + a[1] @ b[1] + ...``, rounded to FP16 after each product."""
     batch = max(a.shape[1], b.shape[1])
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)  # once, and not by each part
     total = np.empty((batch, a.shape[2], b.shape[3]), np.float32)
@@ -208,19 +200,7 @@ def convolution(
     pads: Sequence[int],
     dilations: Sequence[int],
 ) -> Array:
-    """A 2-D convolution.
-
-    Args:
-        x: (n, c, h, w) float32 that holds FP16 values.
-        w: (m, c, kh, kw), likewise.
-        bias: (m,), likewise, or None.
-        strides: of rows and columns.
-        pads: top, left, bottom, right, in elements.
-        dilations: of rows and columns.
-
-    Returns:
-        (n, m, rows, columns) float32 that holds FP16 values.
-    """
+    """A 2-D convolution."""
     height, width = w.shape[2:]
     spare = (-w.shape[1]) % TERMS if w.shape[1] > FEW or height * width == 1 else 0
     padded = np.pad(x, ((0, 0), (0, spare), (pads[0], pads[2]), (pads[1], pads[3])))
@@ -258,15 +238,7 @@ def _bands(rows: int, columns: int, each: int) -> Iterator[range]:
 
 
 def _by_rounding(values: Array) -> Array:
-    """The terms of a window in the order in which the engine adds them.
-
-    Args:
-        values: (channels, height, width, ...) of a window; more than FEW channels, or those of a
-            single place, are a multiple of TERMS.
-
-    Returns:
-        (roundings, TERMS, ...), zeros where a rounding is of fewer terms.
-    """
+    """The terms of a window in the order in which the engine adds them."""
     channels, height, width, *rest = values.shape
     if channels <= FEW and height * width > 1:
         at_once = TERMS // max(2, 1 << (channels - 1).bit_length())
@@ -292,19 +264,7 @@ def _by_rounding(values: Array) -> Array:
 def batch_normalization(
     x: Array, scale: Array, bias: Array, mean: Array, variance: Array, epsilon: float
 ) -> Array:
-    """``x`` times one rounded scale plus one rounded shift, each a channel's.
-
-    Args:
-        x: (n, c, ...) float32 that holds FP16 values.
-        scale: (c,) float32, as are the next three.
-        bias: added at the end.
-        mean: of the channel.
-        variance: of the channel.
-        epsilon: added to the variance.
-
-    Returns:
-        The shape of ``x``, float32 that holds FP16 values.
-    """
+    """``x`` times one rounded scale plus one rounded shift, each a channel's."""
     factor = half(scale / np.sqrt(variance + np.float32(epsilon)))
     shift = half(bias - mean * factor)
     shape = (1, -1, *(1,) * (x.ndim - 2))
@@ -312,13 +272,7 @@ def batch_normalization(
 
 
 def hard_sigmoid(x: Array, alpha: float, beta: float) -> Array:
-    """``alpha`` and ``beta`` rounded, then one rounding of the result.
-
-    Args:
-        x: float16 values in a float32 array of any shape.
-        alpha: the slope.
-        beta: the offset.
-    """
+    """``alpha`` and ``beta`` rounded, then one rounding of the result."""
     slope, offset = half(np.asarray([alpha, beta], np.float32))
     return half(np.clip(x * slope + offset, 0.0, 1.0))
 
@@ -354,16 +308,7 @@ def _rows(x: Array, axis: int) -> Iterator[tuple[slice, ...]]:
 
 
 def run_operator(node: onnx.NodeProto, inputs: Sequence[Array], opset: int = 13) -> Array | None:
-    """The output of an FP16 layer as the engine computes it.
-
-    Args:
-        node: one of ``OPERATORS``.
-        inputs: float32 arrays rounded to FP16, in the node's order, absent ones left out.
-        opset: the version of ONNX's own operators in the model.
-
-    Returns:
-        Float32 values rounded to FP16; None for a form that is not reproduced.
-    """
+    """The output of an FP16 layer as the engine computes it."""
     if any(a.size == 0 for a in inputs) or len(node.output) > 1:
         return None
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}

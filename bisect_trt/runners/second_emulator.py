@@ -60,11 +60,6 @@ Tensors = Mapping[str, Value]
 def is_parted(model: onnx.ModelProto, graph: Graph, sample: Sample) -> bool:
     """Whether ``model`` is run by parts. A Scan asks for shapes, which are not always known behind
     a cut.
-
-    Args:
-        model: emulated.
-        graph: of which it was written.
-        sample: like those that it will be run on.
     """
     nodes = model.graph.node
     if len(nodes) < FROM or "Scan" in operators(nodes):
@@ -84,12 +79,7 @@ def _room(graph: Graph, sample: Sample) -> int:
 
 
 def in_parts(model: onnx.ModelProto, graph: Graph) -> Parts:
-    """``model`` cut where few tensors cross, into parts that are run one after the other.
-
-    Args:
-        model: emulated; it may be let go.
-        graph: of which it was written.
-    """
+    """``model`` cut where few tensors cross, into parts that are run one after the other."""
     count = -(-len(model.graph.node) // PART)
     subgraphs = cut(SwitchedModel(model), graph, count)
     first = next(subgraphs)
@@ -104,10 +94,6 @@ def _shaped(part: Segment, shapes: dict[str, tuple[int, ...]]) -> Segment:
     """``part``, which says what is known of the shapes of what it takes. A session that knows them
     plans where its tensors lie; else it asks for each anew, and of two runs side by side one waits
     for the other. What the file claims of its outputs may be wrong, and is left out.
-
-    Args:
-        part: changed.
-        shapes: by tensor, of the parts before; those that this one gives are put in.
     """
     for output in part.model.graph.output:
         if output.type.HasField("tensor_type"):
@@ -135,14 +121,6 @@ def run_parts(
 ) -> Iterator[dict[str, NDArray[Any]]]:
     """The outputs by name for each of ``samples``; the first is there when all of them have gone
     through all parts. Where one fails, those before it are answered first.
-
-    Args:
-        parts: of one model, two or more, in order.
-        samples: held by the caller.
-        outputs: of the model.
-        opened: opens a session over the model that is made when it is asked for; called from two
-            threads.
-        at_once: how many samples of a kind are run side by side.
 
     Raises:
         RunnerFailedError: with ONNX Runtime's words.
@@ -193,11 +171,6 @@ def _misled(
 ) -> list[str]:
     """What ``session`` would not take because inference told it another shape: it believes what a
     body claims of its outputs, and is wrong about some poolings and STFT.
-
-    Args:
-        session: of a part.
-        given: the inputs of the model, of which the model itself says what it takes.
-        alive: what each sample gives it.
     """
     asked = [i for i in session.get_inputs() if i.shape and i.name not in given]
     there = [tensors for tensors in alive if not isinstance(tensors, Exception)]
@@ -254,11 +227,6 @@ class WholeModelRunner:
     """Executes a model in a fresh session for each plan; the last plan's is kept until another's
     turn comes (see ``turns``), and if the weights are large no longer than a call. With a hundred
     thousand nodes it is run by parts (see ``by_parts``).
-
-    Args:
-        model: an FP32 model, or its :class:`Graph`.
-        constants: gives rounded constants that another emulator has; without it they are computed.
-        turns: shared with the reference and the emulator that searches.
     """
 
     name = "emulated-whole"

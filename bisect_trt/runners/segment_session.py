@@ -28,11 +28,7 @@ Setting = NDArray[np.bool_]
 
 
 class Switches:
-    """Turns the set of reduced layers into settings; what depends on names alone is done once.
-
-    Args:
-        segments: in order.
-    """
+    """Turns the set of reduced layers into settings; what depends on names alone is done once."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._place: dict[str, int] = {}
@@ -115,12 +111,6 @@ class SegmentForm:
     ``selects`` says that a session with switches made from then on computes both roundings and
     takes one, as one on another device than the CPU does; the numbers are the same. ``ran`` that
     one of those did. ``on_cpu`` names what the CPU ran in place of another device.
-
-    Args:
-        packed: a part of a switched model.
-        threads: what one call may use; 0 leaves it to the machine.
-        device: what computes.
-        settles: whether a setting that comes often gets a session without switches.
     """
 
     def __init__(
@@ -254,15 +244,6 @@ class SegmentForm:
 class SegmentSession:
     """Runs a segment by the sessions of ``form``. There may be one for every layer of a network of
     thousands: it holds no more than it must. ``takes`` and ``gives`` are tensors of the model.
-
-    Args:
-        segment: a part of a switched model, which is not kept.
-        constants: of the model, in the memory of the form's device; their lock is held while
-            sessions are made, but by :meth:`open`.
-        form: of this segment, or of all that are the same but for names and weights.
-        names: what the segment's own tensors and nodes are called in the form; None where they are
-            called the same.
-        options: for the first inference.
     """
 
     __slots__ = (
@@ -352,10 +333,6 @@ class SegmentSession:
 
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value]:
         """What the segment gives; several threads may ask.
-
-        Args:
-            tensors: at least what it takes.
-            setting: of its switches.
 
         Raises:
             RunnerFailedError: with ONNX Runtime's words.

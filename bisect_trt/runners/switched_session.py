@@ -47,9 +47,6 @@ KeptTensors = Mapping[str, Value]
 def room_beside(weights: int) -> int:
     """The bytes to keep beside so many bytes of weights: the promise of memory leaves half of them
     where they are held as they are and rounded.
-
-    Args:
-        weights: as the model has them.
     """
     return min(MOST_BYTES, _LEAST + weights // 8)
 
@@ -58,9 +55,6 @@ class KeptActivations:
     """The tensors alive at a cut, by what they depend on; those used last, within a budget.
 
     Several threads may share it.
-
-    Args:
-        most_bytes: of all that is kept; a tensor that lives across several cuts counts at each.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -112,17 +106,6 @@ class SwitchedSession:
 
     For another device than the CPU the model is cut less: what crosses a cut is copied to the host
     and back.
-
-    Args:
-        graph: the FP32 model.
-        constants: its constants, in the memory of ``device``.
-        low: what reduced layers run in.
-        pin: what the others run in.
-        threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
-        device: what computes.
-        kept: where activations are kept; None for a store of its own.
-        turns: shared with who else opens sessions of the model; None where nobody does.
-        segments: the most that the model is cut into.
     """
 
     def __init__(
@@ -239,13 +222,6 @@ class SwitchedSession:
 
         The run with none reduced advances segment by segment; at each one, the layers that first
         change something there are run from its beginning to the end.
-
-        Args:
-            sample: the inputs.
-            wanted: layer ids.
-
-        Returns:
-            (layer, outputs by name), by segments; None for outputs that cannot be computed.
 
         Raises:
             RunnerFailedError: the model itself cannot be run.

@@ -20,11 +20,6 @@ Value = Any
 def owned(array: NDArray[Any], memory: str = "cpu", number: int = 0) -> ort.OrtValue:
     """``array`` as ONNX Runtime holds it; for the CPU a contiguous array of NumPy's own types is
     not copied.
-
-    Args:
-        array: any that ONNX Runtime has a type for.
-        memory: where it is held, as ONNX Runtime names it.
-        number: of the device there.
     """
     return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), memory, number)
 

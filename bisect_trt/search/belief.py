@@ -90,14 +90,6 @@ class Belief:
     def pass_probability(self, start: int, stop: int, fails_at: int | None = None) -> float:
         """The probability that no culprit lies in ``start`` to ``stop``, given that one lies before
         ``fails_at``.
-
-        Args:
-            start: the first position, from 0.
-            stop: the position after the last.
-            fails_at: None where nothing is known to fail.
-
-        Returns:
-            Between 0 and 1.
         """
         s, weight = self.hypotheses.log_survival, np.exp(self.log_weight)
         survives = np.exp(s[:, stop] - s[:, start])

@@ -47,15 +47,6 @@ def grow(
 ) -> Trial:
     """The first passing set reached from ``start``, or the best-scoring one when ``max_trials`` are
     spent.
-
-    Args:
-        start: a set that was tried.
-        sensitivities: in the network's order,
-            each candidate layer's signed effect on the sampled errors when it alone is
-            reduced, (elements,) float32, in tolerances.
-        order: the norm that predictions are ranked by.
-        evaluate: tries several sets; the trials in their order.
-        max_trials: the most sets to try.
     """
     names = [n for n in sensitivities if np.isfinite(sensitivities[n]).all()]
     place = {name: number for number, name in enumerate(sensitivities)}

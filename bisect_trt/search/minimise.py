@@ -29,16 +29,7 @@ def one_minimal(
     ahead: Callable[[list[frozenset[str]]], object] | None = None,
     workers: int = 1,
 ) -> OneMinimal[Answer]:
-    """A subset of ``pins`` of which no single one can be left out.
-
-    Args:
-        pins: a passing set, in the order in which its pins are tried.
-        ask: the answer for a set; may raise to give up, and then nothing is known.
-        passed: whether an answer is a clear pass.
-        ahead: tells which sets will be asked for next, so that idle workers can begin; hardly any
-            removal passes, so little of it is wasted.
-        workers: how many sets to tell of at a time.
-    """
+    """A subset of ``pins`` of which no single one can be left out."""
     pinned, removed = frozenset(pins), 0
     while True:
         proof: dict[str, Answer] = {}
@@ -69,14 +60,7 @@ def tightened(
     emulated_score: float,
     floors: tuple[float, float] = (0.0, 0.0),
 ) -> float:
-    """The limit to search within next, where a set found within ``limit`` misses on the engine.
-
-    Args:
-        limit: the share of the tolerance that the set was searched within.
-        engine_score: the set's score on the engine, above 1 or infinite.
-        emulated_score: its score on the emulator.
-        floors: the all-pinned scores on (emulator, engine).
-    """
+    """The limit to search within next, where a set found within ``limit`` misses on the engine."""
     room = max(limit - floors[0], 0.0)
     if not math.isfinite(engine_score):
         return floors[0] + room / 2.0
@@ -88,11 +72,6 @@ def matching_limit(
 ) -> float:
     """What the emulator scores where the engine just meets the tolerance, by the ratio seen above
     the floors; with a margin.
-
-    Args:
-        engine_score: a set's score on the engine.
-        emulated_score: its score on the emulator.
-        floors: the all-pinned scores on (emulator, engine).
     """
     emulated_floor, engine_floor = floors
     allowed = max(1.0 - engine_floor, 1e-9)  # a limit of nothing could not be kept by anybody

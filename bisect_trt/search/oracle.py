@@ -63,10 +63,6 @@ class Oracle:
     def ask(self, wanted: Sequence[frozenset[str]]) -> Probe:
         """The probe of ``wanted[0]``.
 
-        Args:
-            wanted: sets of pins; the rest are guesses at what will be asked next, run beside it by
-                idle workers.
-
         Raises:
             BudgetSpentError: the next probe would be over the budget.
         """

@@ -23,16 +23,6 @@ def shortest_prefix(
     Gallops in doubling steps, then bisects, as if more pins never hurt; where they do, the answer
     is a prefix that passes and whose predecessor was seen to fail. Of thousands of layers it is
     found to a thousandth: what is left costs as many questions again.
-
-    Args:
-        length: how many layers there are.
-        passes: whether the first k pass.
-        first: fewer are not asked for.
-        guess: so many are asked for first, if they are more; then the steps go to where the
-            answer is.
-
-    Returns:
-        The number of layers, None if not even all pass.
     """
     low, high, step = first - 1, min(length, max(first, guess)), 1  # low fails or is not asked for
     while not passes(high):
@@ -55,12 +45,6 @@ def shortest_prefix(
 def longer(strength: Sequence[float], length: int, share: float, more: int = 1) -> int:
     """How many of the ranking to go on with after the first ``length`` were refused: as
     :func:`grown` says, within limits.
-
-    Args:
-        strength: the mean square of each layer's effect, in the order of the ranking.
-        length: of the prefix, or the size of a set that was made of it.
-        share: of its score that may be left.
-        more: so many at least.
     """
     enough = min(grown(strength, length, share), int(_MOST_GROWN * length))
     return min(len(strength), max(math.ceil(1.1 * length), length + more, enough))
@@ -69,11 +53,6 @@ def longer(strength: Sequence[float], length: int, share: float, more: int = 1) 
 def grown(strength: Sequence[float], length: int, share: float) -> int:
     """How many of the ranking leave ``share`` of what its first ``length`` leave, if what the rest
     do adds up as what is independent does: by squares. ``length`` where that cannot be told.
-
-    Args:
-        strength: the mean square of each layer's effect, in the order of the ranking.
-        length: of the prefix that was refused.
-        share: of its score that may be left.
     """
     left = np.cumsum(np.asarray(strength, np.float64)[::-1])[::-1]
     if length >= left.size or not math.isfinite(left[length]) or not share > 0.0:

@@ -60,13 +60,7 @@ def reduce(
     ask: Ask,
     bypasses: Callable[[Subgraph], Sequence[Bypass]] = lambda _: (),
 ) -> Reduction:
-    """The smallest piece of ``nodes`` that can be seen to be bad.
-
-    Args:
-        nodes: unique ids in the network's order.
-        ask: tells of a piece whether it is still bad.
-        bypasses: those that could be made in a piece, asked for once nothing can be left out.
-    """
+    """The smallest piece of ``nodes`` that can be seen to be bad."""
     search = _Search(nodes, ask)
     complete = interrupted = False
     try:

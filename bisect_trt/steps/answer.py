@@ -95,11 +95,6 @@ class RunState:
 def inputs_table(known: RunState, context: Context, answer: PrecisionPlan | None) -> pd.DataFrame:
     """A row for each given input and each kept apart: its score with everything reduced and under
     the answer, by every runner that was asked; its shapes and SHA-256. Runs nothing.
-
-    Args:
-        known: the inputs and the base plan.
-        context: whose answers are read.
-        answer: the plan that is written, if one is known to pass.
     """
     rows = []
     requirements = known.problem.requirements
@@ -141,12 +136,6 @@ def note_left_overflowing(
     """Say which layers give infinities in the model that ``answer`` writes, though their inputs are
     right: the outputs may hide it (a normalisation that divides by infinity gives zeros), a mask is
     meant so.
-
-    Args:
-        problem: the model's layers.
-        known: has the layers' errors.
-        context: keeps what is said.
-        answer: the plan that is written.
     """
     if known.baselines is None or not problem.settings.precision.is_storage:
         return
@@ -213,10 +202,6 @@ def best_so_far(
 ) -> tuple[PrecisionPlan, Evaluation] | None:
     """The plan, its pins in FP32, with the evaluation that says that it passes; None if none is
     known to pass yet.
-
-    Args:
-        known: what the steps found.
-        run_statistics: every evaluation that was made.
     """
     everything = frozenset(known.problem.names)
     base = known.base if known.engine is None else known.problem.base
@@ -245,10 +230,6 @@ def with_set_in_hand(known: RunState, context: Context) -> RunState:
     """``known`` when the user has ended the search, with the smallest set that the first emulator
     passed on all that was searched with. Nothing is run for it: it holds on the given inputs, and
     neither the second emulator nor new copies may have a word on it.
-
-    Args:
-        known: what the steps found.
-        context: knows the set, and what was answered.
     """
     problem, triage, pins = known.problem, known.triage, context.in_hand
     if known.bisection is not None or known.judgement is not None:
@@ -297,10 +278,6 @@ def _with_validation(known: RunState, context: Context) -> RunState:
 def end_search(known: RunState, context: Context) -> RunState:
     """``known`` when the budget has ended the search, after asking every judge of what passed the
     first one; of all pins where nothing did yet.
-
-    Args:
-        known: what the steps found.
-        context: what runs the plans, in the time that was kept for that.
     """
     context.time.search_ended()
     if known.settled is None and known.judgement is None and context.engine is None:
@@ -397,12 +374,7 @@ def _note_budget(context: Context, validation: Validation, wanted: int) -> None:
 
 
 def begin_reproducibility(known: RunState, context: Context) -> None:
-    """Begin the engines that :func:`with_reproducibility` will ask for.
-
-    Args:
-        known: what the steps found.
-        context: what builds.
-    """
+    """Begin the engines that :func:`with_reproducibility` will ask for."""
     result = _stood_on(known)
     if result is not None and result.verdict.passed:
         begin_further(context, result.plan)
@@ -446,12 +418,7 @@ def _inconclusive(known: RunState) -> bool:
 
 
 def plan_of_answer(known: RunState, context: Context) -> PrecisionPlan | None:
-    """The plan with the precision that its pins really run in; None if none was found to pass.
-
-    Args:
-        known: what the steps found.
-        context: whose evaluations hold the best plan where the budget ended the search.
-    """
+    """The plan with the precision that its pins really run in; None if none was found to pass."""
     if known.not_reproducible is not None:
         return None
     if _inconclusive(known):
@@ -473,12 +440,7 @@ def plan_of_answer(known: RunState, context: Context) -> PrecisionPlan | None:
 
 
 def looked_at_again(known: RunState, context: Context) -> RunState:
-    """With the tables that show the answer beside others, and input by input.
-
-    Args:
-        known: what was found, with the answer.
-        context: what runs it.
-    """
+    """With the tables that show the answer beside others, and input by input."""
     answer = plan_of_answer(known, context)
     tradeoff = None
     if answer is not None:

@@ -45,10 +45,6 @@ the same."""
 def check_reference(result: Evaluation, requirements: Requirements) -> None:
     """Refuse a reference of which nothing can be compared: every plan would pass.
 
-    Args:
-        result: any plan's beside it.
-        requirements: they say which outputs are looked at.
-
     Raises:
         BadInputError: names the output.
     """
@@ -85,11 +81,6 @@ def _is_single(problem: Problem, fp32: Evaluation, name: str) -> bool:
 def check_decisions(problem: Problem, context: Context, fp32: Evaluation) -> None:
     """Refuse a top-K of outputs that have no more values than K, an argmax of one channel, and a
     cosine of single values, which sees their signs alone: whatever a plan does is right.
-
-    Args:
-        problem: says what is asked.
-        context: has the references.
-        fp32: any plan's result, which counts the outputs' elements.
 
     Raises:
         BadInputError: names the condition and the outputs.
@@ -130,13 +121,7 @@ def _choices(metric: str, outputs: Sequence[NDArray[Any]]) -> int | None:
 
 
 def note_single_values(problem: Problem, context: Context, fp32: Evaluation) -> None:
-    """Say that an output of one value has no range that an error could be held against.
-
-    Args:
-        problem: says what is asked.
-        context: keeps what is said.
-        fp32: any plan's result, which counts the outputs' elements.
-    """
+    """Say that an output of one value has no range that an error could be held against."""
     whole = decided_outputs(problem.graph, problem.names)
     for item in problem.requirements.items:
         if item.metric not in _OF_RANGE:
@@ -154,11 +139,6 @@ def note_single_values(problem: Problem, context: Context, fp32: Evaluation) -> 
 def check_model(problem: Problem, context: Context, fp32: Evaluation) -> None:
     """Strict FP32 misses: not of the model's making where the emulator cannot run what it writes,
     or where ONNX's converter made another model of it.
-
-    Args:
-        problem: the model as it was given.
-        context: whose emulator runs it.
-        fp32: what strict FP32 showed.
 
     Raises:
         BadInputError: says which opset is asked for.
@@ -247,10 +227,6 @@ def traced_inputs(problem: Problem, context: Context) -> list[Sample]:
     there is any, and those on which layers leave the precision's range that do not on the others:
     where infinities come from must not be missed, and outputs may hide them (a normalisation that
     divides by infinity gives zeros).
-
-    Args:
-        problem: the given inputs.
-        context: knows how they do, and runs them node by node.
     """
 
     def is_finite(sample: Sample) -> bool:
@@ -279,12 +255,7 @@ def traced_inputs(problem: Problem, context: Context) -> list[Sample]:
 
 
 def ranges_asked(problem: Problem, usual_seconds: float) -> int:
-    """On how many given inputs, beyond those of the table, layers are asked for their range.
-
-    Args:
-        problem: the inputs and the precision; BF16 has FP32's range.
-        usual_seconds: what an inference usually takes.
-    """
+    """On how many given inputs, beyond those of the table, layers are asked for their range."""
     if problem.settings.precision is not Precision.FP16:
         return 0
     fitting = int(_ASKED_S / (_INFERENCES * usual_seconds))
@@ -292,12 +263,7 @@ def ranges_asked(problem: Problem, usual_seconds: float) -> int:
 
 
 def misses_within(problem: Problem, context: Context) -> bool:
-    """Whether everything reduced misses a given input on which no layer exceeds the range.
-
-    Args:
-        problem: the given inputs.
-        context: knows how they do, and runs them node by node.
-    """
+    """Whether everything reduced misses a given input on which no layer exceeds the range."""
     known = [(s, context.evaluator.known(problem.base, s)) for s in problem.samples]
     missed = [s for s, found in known if found is not None and not meets(found, 1.0)]
     beyond = _beyond(problem, context, evenly(missed, _MOST_ASKED))
@@ -344,11 +310,6 @@ _LARGEST_SQUARED = math.sqrt(LARGEST[Precision.FP16])
 def holding_stepped(problem: Problem, context: Context, layers: pd.DataFrame) -> Problem | None:
     """``problem`` with the layers held in FP32 of which a step between leaves FP16's range on the
     given inputs; None where there is none. Of one that must stay reduced it is said.
-
-    Args:
-        problem: the model and its inputs.
-        context: hears of it.
-        layers: the table of layers, with the range of the reference.
     """
     if problem.settings.precision is not Precision.FP16:
         return None
@@ -448,10 +409,6 @@ class Baselines:
 def quickest_s(found: Sequence[Evaluation], samples: int) -> float:
     """What an emulated inference takes by the quickest of a few evaluations: the first opens a
     session, and starts a worker.
-
-    Args:
-        found: evaluations of any plans.
-        samples: on how many samples each was made.
     """
     return min(result.seconds for result in found) / max(1, samples)
 

@@ -51,13 +51,6 @@ def use_build_wait(
 
     Nothing where no engine is built beside this process, or the run's time is limited: the search
     comes first then.
-
-    Args:
-        problem: the given inputs.
-        context: what runs the plans, and keeps what it finds.
-        triage: the ranking and the base plan.
-        baselines: the layers' sizes.
-        plan: with the precision that a pin really runs in, for the emulators.
     """
     engine, opened = context.engine, context.opened
     if engine is None or not isinstance(opened, Anticipating) or not opened.builds_ahead:
@@ -133,19 +126,7 @@ class Emulated:
 
 
 class EngineJudge:
-    """Decides with ``engine``.
-
-    Args:
-        engine: what builds and runs.
-        base: the plan that sets of pins belong to.
-        ranked: the layers, most suspicious first, that a repair pins next.
-        emulated: what searches and foretells.
-        floors: the all-pinned scores on (emulator, engine).
-        max_builds: at most so many; None for as many as are usual, or as a certificate takes.
-        certify: whether each pin is to be proved by the engine's own evaluations.
-        tested: what new copies say of a set on the engine, None where they refuse it; None if
-            nobody asks them.
-    """
+    """Decides with ``engine``."""
 
     def __init__(
         self,
@@ -336,15 +317,6 @@ def decide_on_engine(
     """The engine's word, searching again and repairing until it passes or the budget is spent.
 
     The emulators' word on the answer is in the log too when this returns.
-
-    Args:
-        problem: says how many builds may be spent.
-        context: what emulates.
-        engine: what builds and decides.
-        emulated: the emulators' baselines.
-        baselines: the engine's.
-        triage: the cause and the first limit.
-        first: what was searched within that limit; None if even all pins miss it.
     """
     suspicion = suspicion_of(emulated.layers, triage.sensitivity.scores)
     robust = triage.unseen is not None and problem.settings.pick is None

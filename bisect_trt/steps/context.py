@@ -343,13 +343,7 @@ class Context:
     def evaluator_of(
         self, runner: Runner, workers: int = 1, given: Sequence[Sample] | None = None
     ) -> Evaluator:
-        """An evaluator of ``runner`` on the given samples, or on ``given``, that shares the log.
-
-        Args:
-            runner: what executes the plans.
-            workers: evaluations at a time.
-            given: on which samples.
-        """
+        """An evaluator of ``runner`` on the given samples, or on ``given``, that shares the log."""
         problem = self._problem
         # Only growing a set and telling an engine's FP32 need the signed errors of each evaluation.
         vectors = problem.settings.fitted or self.opened is not None
@@ -388,10 +382,6 @@ def plans_of(context: Context, expected: int) -> Callable[[], tuple[int, int]]:
 def let_go(problem: Problem, context: Context) -> None:
     """Close the sessions of the reference and the emulators: who asks for another plan finds them
     opened again.
-
-    Args:
-        problem: whose reference.
-        context: whose emulators.
     """
     for holder in (problem.reference, context.emulator, context.second.runner):
         if isinstance(holder, Holder):
@@ -415,13 +405,6 @@ def open_context(
     begin: Sequence[PrecisionPlan] = (),
 ) -> Iterator[Context]:
     """Open what the run needs.
-
-    Args:
-        problem: the model, the inputs and the settings.
-        observer: hears of the progress.
-        suffix: ends the default folder's name.
-        time_budget: of the whole run; None where it may take as long as it needs.
-        begin: whose engines a run that knows nothing yet will ask for.
 
     Raises:
         BadInputError: the folder cannot be used (see ``claimed_folder``).

@@ -79,20 +79,6 @@ def diagnose_reduced(
     end, account for at least half of the error that the other's leave; rounding, if some layer
     misses the requirement alone; else no single layer does, and the error accumulates. It is
     unknown where too few layers were measured to tell, or not on what is missed.
-
-    Args:
-        base: the evaluation of everything reduced.
-        table: a row a layer, with ``overflows`` and ``underflows``.
-        sensitivity: what each layer does alone.
-        pinned: the scores without a set of pins and with it, of the same inputs.
-        precision: for the sentence.
-        suspects: layers whose constants leave the range.
-        where: what the scores are the worst of, where these are not the given inputs alone.
-        misses_within: whether an input misses on which no layer exceeds the range.
-        layers: how many are searched.
-        alone: everything pinned but one layer, on the given inputs; where what they are asked
-            together is missed, of which one input's score says nothing.
-        together: whether such a thing is missed on copies only, of which ``alone`` tells nothing.
     """
     name = precision.value.upper()
     ends = _Ends(table, suspects, precision)
@@ -396,15 +382,7 @@ def find_cause(
     engine: EngineBaselines | None,
     unseen: UnseenInputs | None,
 ) -> Triage | Diagnosis:
-    """The cause with what the search needs; a bare diagnosis where pinning cannot help.
-
-    Args:
-        problem: the model, the inputs and the requirements.
-        context: what measures each layer alone.
-        emulated: the emulators' baselines.
-        engine: the engine's, None where the emulator judges.
-        unseen: what everything reduced shows beyond the given inputs, None where only these count.
-    """
+    """The cause with what the search needs; a bare diagnosis where pinning cannot help."""
     context.observer.step("triage")
     base = problem.base
     if engine is not None:

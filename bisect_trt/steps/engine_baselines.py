@@ -65,16 +65,6 @@ def check_engine(
 
     It is to be called right after the plan was evaluated: the engine is kept until another is
     built.
-
-    Args:
-        problem: the inputs, and the profile where one was given.
-        context: whose engine is asked.
-        plan: what it is built from.
-        emulated: the same on the emulator, in what the layers really run in: FP32 may be TF32.
-
-    Returns:
-        A finding for each output whose rows differ, and for each corner that misses the
-        requirement where the emulator meets it.
     """
     found = [
         *_equal_rows(problem, context, plan, emulated),
@@ -319,16 +309,6 @@ def measure_engine(
     """Three builds: FP32 with TF32 cleared, TF32 allowed, all layers reduced; then the layers.
 
     None where the emulator judges.
-
-    Args:
-        problem: the model, the inputs and the requirements.
-        context: what builds.
-        emulated: the emulators' baselines.
-        beside: makes the table of layers beside what follows, where that needs no engine and a GPU
-            emulates: comparing ViT-L's takes 10 s of the processor's.
-
-    Returns:
-        None where the emulator judges.
     """
     engine, precision = context.engine, problem.settings.precision
     if engine is None:
@@ -429,10 +409,6 @@ def with_table(engine: EngineBaselines, context: Context) -> EngineBaselines:
     """``engine`` with the table of layers; waits for it where it is still made. Before anything
     else is asked of the engine, which is one process. Without it where it could not be made, or
     not in the time that is left: it explains, and decides nothing.
-
-    Args:
-        engine: the baselines.
-        context: hears of what the table shows, and knows the time.
     """
     if engine.tracing is None:
         return engine

@@ -129,10 +129,6 @@ class _InFurtherProcess:
 def over_processes(context: Context, result: Evaluation) -> Reproducibility:
     """The runs of ``result``'s engine, and those of it built again in further processes, where the
     runner has some. :func:`begin_further` lets these be built beside something else before.
-
-    Args:
-        context: what builds.
-        result: the engine's first process, on the given inputs.
     """
     results, runner = [result], context.opened
     if not isinstance(runner, Restartable):
@@ -234,11 +230,6 @@ def what_fp32_is(engine: Evaluation, strict: Evaluation, tf32: Evaluation) -> Fp
 
     TF32 can only be recognised where it differs from FP32 tenfold (a model without matrix products
     cannot tell).
-
-    Args:
-        engine: FP32 on the engine.
-        strict: FP32 on the emulator.
-        tf32: TF32 on the emulator.
     """
     found, exact, rounded = (_relative_rmse(r) for r in (engine, strict, tf32))
     if not all(math.isfinite(e) for e in (found, exact, rounded)):
@@ -251,10 +242,6 @@ def what_fp32_is(engine: Evaluation, strict: Evaluation, tf32: Evaluation) -> Fp
 def agreement(one: Vector | None, other: Vector | None) -> float:
     """The cosine between two evaluations' sampled signed errors: near 1 if they make the same
     roundings; NaN if unknown.
-
-    Args:
-        one: signed errors of a plan, (elements,) float32; None where there are none.
-        other: those of another, or of another runner, at the same elements.
     """
     if one is None or other is None or len(one) != len(other):
         return math.nan
@@ -281,14 +268,6 @@ def reproducibility_of_failure(
     blame.
 
     FP32 that misses the requirement is run in further processes too: it may be right there.
-
-    Args:
-        context: what builds.
-        fp32: the engine's FP32.
-        base: all layers reduced.
-
-    Returns:
-        None where FP32 and the runs of ``base`` are reproducible, or nothing could be run.
     """
     if not fp32.verdict.passed and fp32.worst:
         seen = runs_of([fp32])
@@ -314,19 +293,7 @@ def diagnose(
     overfitted: bool,
     on_which: str,
 ) -> Diagnosis | None:
-    """What the engine's own baselines settle; None if the reduced precision is to blame.
-
-    Args:
-        fp32: the engine's FP32.
-        tf32: its TF32.
-        base: all layers reduced.
-        identity: what its FP32 is.
-        precision: what layers are reduced to.
-        marked_fp32: measures each layer of the FP32 engine, to find where it goes wrong; asked only
-            if it does.
-        overfitted: whether new copies refuse ``base``, which passes the given inputs.
-        on_which: where FP32 misses, in words.
-    """
+    """What the engine's own baselines settle; None if the reduced precision is to blame."""
     if not fp32.verdict.passed:
         return _fp32_fails(fp32, identity, marked_fp32, on_which)
     if base.verdict.passed and not overfitted:

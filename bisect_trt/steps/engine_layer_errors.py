@@ -48,13 +48,6 @@ def begin_tracing(
 ) -> None:
     """Begin the first engine that :func:`trace_engine` will ask for, where it can be told before
     anything was run.
-
-    Args:
-        problem: the model and the inputs.
-        context: keeps the cache.
-        engine: what builds.
-        plan: what to build.
-        names: of the layers that are wanted, in network order.
     """
     samples = evenly(problem.samples, MOST_TRACED)
     unknown = context.cache.recall(_key(problem, engine, plan, names, samples)) is None
@@ -91,20 +84,7 @@ def trace_engine(
     layers: pd.DataFrame,
     ended: Callable[[], bool] | None = None,
 ) -> EngineTable | None:
-    """The error of every layer in engines; recalled from the cache where it is there.
-
-    Args:
-        problem: the model and the inputs.
-        context: keeps the cache.
-        engine: what builds.
-        plan: what to build.
-        layers: the table of those layers that are wanted, a row each.
-        ended: whether nobody wants it any more, where it is made beside other work; None where
-            everybody waits for it.
-
-    Returns:
-        None where no TensorRT judges, or nobody wants it any more.
-    """
+    """The error of every layer in engines; recalled from the cache where it is there."""
     runner = context.opened
     if not isinstance(runner, TensorRTRunner):
         return None

@@ -79,11 +79,7 @@ def expected_evaluations(pins: int) -> int:
 
 
 def expected_sets(problem: Problem) -> int:
-    """How many sets of pins a search asks about, baselines apart.
-
-    Args:
-        problem: the layers, and whether a set is fitted to the given inputs.
-    """
+    """How many sets of pins a search asks about, baselines apart."""
     layers = len(problem.names)
     if problem.settings.fitted:
         return _EVALUATIONS_A_PIN * max(2, round(FITTED_SHARE * layers))
@@ -211,10 +207,6 @@ class Estimate:
 def estimate(settings: Settings, observer: Observer) -> Estimate:
     """Price a run without searching or writing anything: an inference of each kind is measured, and
     the search's own figures say how many there will be.
-
-    Args:
-        settings: of the run.
-        observer: hears of the progress.
 
     Raises:
         BadInputError: what a run would refuse too.

@@ -52,11 +52,6 @@ set is for the search, which there may be none of."""
 def look_beyond(problem: Problem, context: Context, emulated: Baselines) -> UnseenInputs:
     """Run everything reduced on some of the search set; where it passes those, on new copies; where
     these refuse it, on the rest of the search set.
-
-    Args:
-        problem: the inputs, and what is asked for.
-        context: what runs the plans.
-        emulated: the emulators' baselines.
     """
     context.observer.step("unseen inputs")
     # An engine has a word of its own: its emulators need not be asked for the last one.
@@ -123,13 +118,6 @@ def with_pins_there(
     """The scores, in tolerances, of everything reduced and of everything but ``pins``, of the same
     inputs: those that everything reduced does worst on (:func:`worst_seen`). What copies score says
     nothing beside what the given inputs do.
-
-    Args:
-        problem: the given inputs.
-        context: whose first emulator is asked.
-        base: the plan without pins, with the precision that a pin really runs in.
-        pins: some layers.
-        unseen: the copies; None where only the given inputs count.
     """
     given, pinned = context.evaluator.evaluate(problem.base), base.with_pins(pins)
     worst = worst_seen(given, unseen)
@@ -166,11 +154,6 @@ def note_held(problem: Problem, context: Context, answer: PrecisionPlan) -> None
     The first emulator tells, on the given inputs: an evaluation a held pin (sixteen at most) and
     one for the rest. Where it does not pass the answer itself, as it need not where an engine
     decides, it has nothing to say.
-
-    Args:
-        problem: which layers are held.
-        context: what runs the plans, and keeps what is said.
-        answer: the plan that is written.
     """
     asked_for = problem.held_pins - problem.unsupported - problem.source_fp32
     if not asked_for and not problem.kept_reduced:
@@ -248,14 +231,6 @@ def measure_each_alone(
 
     Beyond the given inputs what overflows by itself, or by a constant as the ``heavy`` ones do, is
     pinned meanwhile, for the others' effects to be seen.
-
-    Args:
-        problem: the layers and what is asked for.
-        context: what runs each.
-        emulated: the baselines, and the layers' table.
-        unseen: what everything reduced shows beyond the given inputs; None where only these count.
-        suspicion: by layer, the larger the sooner.
-        heavy: layers with a constant beyond the range.
     """
     samples = ranked_on(problem, context, unseen)
     seconds = emulated.evaluation_seconds(len(problem.samples))
@@ -278,12 +253,6 @@ def nearest_on_all(
     """``sensitivity`` with the scores on all given inputs of the layers that come nearest to
     missing the requirement alone on those that were measured, where none was seen to: the one on
     which a layer does may not be among so few.
-
-    Args:
-        problem: the given inputs, each of which must meet the requirement.
-        context: what runs each.
-        base: the plan without pins.
-        sensitivity: what each layer does alone, on some of them.
     """
     if sensitivity.must_pin or len(problem.samples) > _MOST_ASKED:
         return sensitivity
@@ -307,12 +276,6 @@ def layers_seen(
 ) -> pd.DataFrame:
     """The table of the layers; of one that breaks alone on another input than those of the table it
     says what it says of it there.
-
-    Args:
-        problem: the layers and the given inputs.
-        context: what goes through the network.
-        emulated: the baselines, with the table.
-        sensitivity: what each layer does alone.
     """
     layers = emulated.layers
     finite = set(layers.loc[layers["introduced_finite"].astype(bool), "layer"])
@@ -340,11 +303,6 @@ def ranked_on(
     """The samples on which each layer alone is measured: the given ones that everything reduced
     does worst on, for where it is hardly noticed no layer's effect is seen, and copies, spread over
     their kinds, among them what refused everything reduced.
-
-    Args:
-        problem: the given inputs.
-        context: knows how they do.
-        unseen: the copies; None where only the given inputs count.
     """
     if unseen is None:
         return problem.samples

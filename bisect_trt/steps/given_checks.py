@@ -34,12 +34,7 @@ _MOST_COMPARED, _VALUES = 8, 1 << 16
 
 
 def note_alike(problem: Problem, context: Context) -> None:
-    """Say of the given inputs that all are of one class, or have nearly the same outputs.
-
-    Args:
-        problem: the given inputs; of one nothing is said.
-        context: has their references, and keeps what is said.
-    """
+    """Say of the given inputs that all are of one class, or have nearly the same outputs."""
     if len(problem.samples) < 2:
         return
     key = context.evaluator.key("alike", *(sample.digest for sample in problem.samples))
@@ -149,10 +144,6 @@ _MOST_NEAR_TIES, _NAMED = 64, 3
 def note_near_ties(problem: Problem, context: Context) -> None:
     """Name the given inputs whose decisions are nearly ties, and count those that FP32's own noise
     could turn, which are judged by nobody.
-
-    Args:
-        problem: the given inputs, and which decisions are asked about.
-        context: has the references, and keeps what is said.
     """
     asked = [i for i in problem.requirements.items if places_of(i.metric) or i.metric == EQUAL]
     if not asked:
@@ -189,10 +180,6 @@ def note_near_ties(problem: Problem, context: Context) -> None:
 def note_few_differ(problem: Problem, context: Context) -> None:
     """Say of integers and truth values how many differ with everything reduced, where these are
     few: a class or a mask that is asked to be equal asks for FP32 as soon as one of them may turn.
-
-    Args:
-        problem: what is asked of which outputs.
-        context: knows what everything reduced does, and keeps what is said.
     """
     found = [context.evaluator.known(problem.base, sample) for sample in problem.samples]
     for place, item in enumerate(problem.requirements.items):

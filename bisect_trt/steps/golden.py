@@ -80,10 +80,6 @@ def check_golden(problem: Problem, context: Context) -> Diagnosis | None:
 def other_shapes(problem: Problem, reference: Arrays) -> Diagnosis | None:
     """The end of the run if a golden output has another shape than the reference's.
 
-    Args:
-        problem: has the golden outputs, if any.
-        reference: the outputs for the input that they belong to.
-
     Raises:
         BadInputError: it is a shape that the model's output cannot have.
     """

@@ -72,11 +72,6 @@ def trace_layers(problem: Problem, context: Context, samples: Sequence[Sample]) 
     became zero; how the reference's largest magnitudes spread over channels (``channel_peak_*``).
 
     Recalled from the cache where it is there.
-
-    Args:
-        problem: the layers.
-        context: what goes through the network.
-        samples: a few inputs.
     """
     precision = problem.settings.precision
     how = "kernels" if context.rtx_sums else ""

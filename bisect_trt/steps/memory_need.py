@@ -52,12 +52,7 @@ times, hashed and run, in memory that the system has to clear. Of an input of 12
 
 
 def usual_seconds(graph: Graph, samples: Sequence[Sample]) -> float:
-    """About what one emulated inference takes on two cores, the same on every machine.
-
-    Args:
-        graph: the model.
-        samples: those it is run on.
-    """
+    """About what one emulated inference takes on two cores, the same on every machine."""
     chosen = [sample.shapes for sample in evenly(samples, _COUNTED)]
     # Mostly all are of one size: a graph of thousands of nodes takes a while to count.
     counts = Counter(tuple(sorted(shapes.items())) for shapes in chosen)
@@ -66,12 +61,7 @@ def usual_seconds(graph: Graph, samples: Sequence[Sample]) -> float:
 
 
 def usual_seconds_on(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> float:
-    """As :func:`usual_seconds`, on inputs of such shapes.
-
-    Args:
-        graph: the model.
-        shapes: of its inputs.
-    """
+    """As :func:`usual_seconds`, on inputs of such shapes."""
     work = inference_work(graph, shapes)
     beyond = sum(max(0, math.prod(shape) - LARGE_ARRAY) for shape in shapes.values())
     counted = _A_VALUE * work.values + _A_PRODUCT * work.products + _A_NODE * work.nodes
@@ -180,24 +170,13 @@ class Need:
 
 
 def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Need:
-    """What a run of ``graph`` needs; of the inputs only headers are read.
-
-    Args:
-        graph: the model.
-        settings: the inputs and workers.
-        specs: what the model takes.
-    """
+    """What a run of ``graph`` needs; of the inputs only headers are read."""
     return _need(graph, settings, _told_shapes(settings, specs))
 
 
 def need_of_samples(graph: Graph, settings: Settings, samples: Sequence[Sample]) -> Need:
     """As :func:`need_of`, of inputs that were read: not all files tell their shapes beforehand, and
     a loader tells nothing.
-
-    Args:
-        graph: the model.
-        settings: the workers.
-        samples: what it will be run on.
     """
     return _need(graph, settings, [sample.shapes for sample in samples])
 
@@ -235,10 +214,6 @@ def _threads(graph: Graph, inputs: Shapes, told: Activations) -> int:
 def check_need(need: Need, where: str) -> None:
     """Refuse what does not fit, and let a large run, and no other of this process, save memory
     where it costs some time.
-
-    Args:
-        need: of the run.
-        where: what an error names.
 
     Raises:
         MachineError: there is less free memory.

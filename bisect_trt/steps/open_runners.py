@@ -59,15 +59,7 @@ _AGAIN, _AGAIN_S = 5, 1.0
 
 
 class Pace:
-    """What an inference takes in the mean.
-
-    Args:
-        problem: what is run.
-        emulator: what runs it.
-        cache: keeps what a clock said.
-        key: the cache's, of the parts that name an answer.
-        beside_engine: whether an engine judges, and the second emulator need not.
-    """
+    """What an inference takes in the mean."""
 
     def __init__(
         self,
@@ -304,11 +296,6 @@ def open_emulator_pool(
     Several processes of one machine share its cores evenly, are no more than these, and take its
     GPUs in turn. On a cluster each has one core, or its part of ``--threads``.
 
-    Args:
-        problem: the model and the settings.
-        local: the emulator of this process, on the device that it chose.
-        device: what actors on a cluster compute on.
-
     Raises:
         BadInputError: the model cannot be sent to them.
         RunnerUnavailableError: the cluster asked for is not there.
@@ -380,15 +367,7 @@ def begin(
     *,
     spare: bool = False,
 ) -> None:
-    """Begin what the engine will be asked; nothing where the runner cannot, or there is none.
-
-    Args:
-        engine: the runner that builds.
-        plan: what it is built from.
-        tensors: what is wanted beside the outputs.
-        copies: how many shall be there in all, each for another process.
-        spare: whether it only may be asked for, and others are to be done first.
-    """
+    """Begin what the engine will be asked; nothing where the runner cannot, or there is none."""
     if isinstance(engine, Anticipating):
         engine.build_ahead(plan, tensors, copies, spare=spare)
 

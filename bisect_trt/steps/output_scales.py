@@ -36,11 +36,6 @@ def with_scales(
     requirement is judged by scale and no saved plan has brought them: recalled from the cache, or
     measured on the given inputs.
 
-    Args:
-        problem: the model, the inputs and the requirements.
-        references: gives the FP32 outputs.
-        cache: where they are kept.
-
     Raises:
         BadInputError: the model cannot be run on an input.
     """
@@ -179,10 +174,6 @@ _MOST_CHECKED = 8
 def check_parts(problem: Problem, references: References) -> None:
     """Refuse a slice that takes nothing and detections of which there are none: every plan would
     pass.
-
-    Args:
-        problem: the inputs and the requirements.
-        references: gives the FP32 outputs.
 
     Raises:
         BadInputError: names the condition and the output's shape.

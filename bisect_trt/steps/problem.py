@@ -56,11 +56,6 @@ TOLERANCE = 1e-6
 def rewritten(model: onnx.ModelProto, samples: Sequence[Sample], name: str) -> Fused:
     """``model`` after a rewrite, checked on the inputs.
 
-    Args:
-        model: the FP32 model, read only.
-        samples: real inputs.
-        name: of the rewrite.
-
     Raises:
         BadInputError: nothing matches, or an output moves by more than 1e-6 of its largest value on
             one of ``samples``, in FP32.
@@ -93,11 +88,6 @@ def odd_outputs(
 ) -> tuple[Finding, ...]:
     """That no requirement looks at some outputs, and that an error's bound is asked of classes or
     indices beside everything else. A metric of the user's may look at any.
-
-    Args:
-        graph: the model.
-        requirements: of the run.
-        layers: ids of those that may run reduced.
     """
     items = requirements.items
     if any(item.own for item in items):
@@ -246,12 +236,6 @@ class Problem:
 
 def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Problem:
     """Read and check everything.
-
-    Args:
-        settings: what was asked for.
-        observer: hears how many inputs were read, and what is to be said of them.
-        searches: whether a plan will be searched on the given inputs: those of ``--holdout`` are
-            taken from them then.
 
     Raises:
         BadInputError: names the file, tensor or option that cannot be used.

@@ -32,10 +32,6 @@ _OWNER = "owner"
 def claimed_folder(problem: Problem, folder: Path) -> Iterator[Cache]:
     """The cache in ``folder``, which nobody else uses until the block ends.
 
-    Args:
-        problem: the model, the inputs and the settings.
-        folder: made if it is not there.
-
     Raises:
         BadInputError: the folder cannot be written, is in use, holds files that are not a run's or
             that the run reads, or holds no usable cache.

@@ -51,14 +51,6 @@ def usable(
     """The first ``count`` whose reference can be computed and is finite where it should be;
     remembered, so that a repeated command need not ask the model. Gives up after many in a row that
     are not.
-
-    Args:
-        context: where references come from.
-        samples: read no further than ``count`` needs, whatever the number of cores: a function of
-            the user's may make them.
-        count: how many.
-        but: digests of samples that are not usable.
-        what: they are, for the note that there are no more of them; blank for none.
     """
     refused = 0
     while count:
@@ -162,13 +154,7 @@ def seed_of(problem: Problem, *numbers: int) -> list[int]:
 
 
 def some_of_given(problem: Problem, most: int, stream: int) -> list[Sample]:
-    """Some of the given inputs, in their order, chosen by lot.
-
-    Args:
-        problem: the given inputs.
-        most: how many at most.
-        stream: which copies they are for.
-    """
+    """Some of the given inputs, in their order, chosen by lot."""
     samples = problem.samples
     if len(samples) <= most:
         return list(samples)
@@ -180,11 +166,6 @@ def in_turn(problem: Problem, items: Sequence[Item], stream: int) -> Iterator[tu
     """Numbers from 0 on with one of ``items`` each, of which all have their turn before one has
     its next. A test may end after any number of copies, and bounds the share of all of them: what
     comes first has to be drawn by lot, for inputs that are sorted would be judged by the first.
-
-    Args:
-        problem: whose chance it is; of sets the order stays.
-        items: what to draw from.
-        stream: which copies they are for.
     """
     for turn in range(2**31 if items else 0):
         order = np.arange(len(items))
@@ -197,15 +178,7 @@ def in_turn(problem: Problem, items: Sequence[Item], stream: int) -> Iterator[tu
 def unlike_given(
     problem: Problem, context: Context, made: Iterator[Sample], count: int, what: str
 ) -> Iterator[Sample]:
-    """The first ``count`` usable ones that are none of the given inputs: those are known.
-
-    Args:
-        problem: the given inputs; a set is one of each, and none is left out of it.
-        context: where references come from.
-        made: the copies.
-        count: how many.
-        what: they are, for the note that there are no more of them.
-    """
+    """The first ``count`` usable ones that are none of the given inputs: those are known."""
     if not problem.requirements.of_sets:
         given = frozenset(sample.digest for sample in problem.samples)
         return usable(context, made, count, given, what)
@@ -230,14 +203,6 @@ def perturbs(
 ) -> Iterator[Sample]:
     """``count`` copies of the given samples, moved so little that only roundings change; none where
     nothing can be moved. However few of them are looked at, they are copies of any of the samples.
-
-    Args:
-        problem: the given samples.
-        context: where references come from.
-        stream: which copies; no two streams share one.
-        count: how many.
-        emulated: whether only emulators will run them: an engine holds its tables as constants, and
-            takes no copy of which what it looks up was moved.
     """
     # Of many inputs no more are looked at than there will be copies: each may have to be read.
     few = some_of_given(problem, count, stream)
@@ -264,12 +229,7 @@ def _sources(problem: Problem, given: list[Sample], movable: list[Sample]) -> li
 
 
 def movable(problem: Problem, *, emulated: bool) -> bool:
-    """Whether :func:`perturbs` makes copies of some given input.
-
-    Args:
-        problem: the given samples.
-        emulated: as there.
-    """
+    """Whether :func:`perturbs` makes copies of some given input."""
     return problem.moves_inputs or (emulated and problem.moves_lookups)
 
 
@@ -308,12 +268,6 @@ _REPEATS = 50
 def augmented(problem: Problem, context: Context, stream: int, count: int) -> Iterator[Sample]:
     """``count`` augmented inputs of the given samples; none where there are inputs enough, or no
     kind fits. However few of them are looked at, they are of any sample and any kind.
-
-    Args:
-        problem: the given samples.
-        context: where references come from.
-        stream: which copies; no two streams share one.
-        count: how many.
 
     Raises:
         BadInputError: of the search's stream: kinds were asked for by name and make none, or the

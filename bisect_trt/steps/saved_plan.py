@@ -25,11 +25,6 @@ def marked_layers(
 ) -> frozenset[str] | None:
     """The layers that ``--mark`` names; None where it is not given.
 
-    Args:
-        settings: the selectors.
-        graph: the model.
-        layers: those that can run at the precision.
-
     Raises:
         BadInputError: a selector names none of those that can run at the precision.
     """
@@ -183,10 +178,6 @@ def begun_at(
     older: SavedPlan | None, names: Sequence[str]
 ) -> tuple[frozenset[str], Finding | None]:
     """The pins of an older plan that a search can begin with, and what became of the others.
-
-    Args:
-        older: None for no plan, which gives no pins.
-        names: the layers that are searched.
 
     Raises:
         BadInputError: the plan pins layers and none of these.

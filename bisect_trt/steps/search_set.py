@@ -41,10 +41,6 @@ class Refusal:
 def all_in_fp32(problem: Problem, base: PrecisionPlan) -> PrecisionPlan | None:
     """``base`` with every layer pinned; None where that is not FP32 as a whole: layers are held
     lower, or a pin runs in TF32.
-
-    Args:
-        problem: says what is held.
-        base: the plan without pins.
     """
     if problem.kept_reduced or base.pin_precision is not Precision.FP32:
         return None
@@ -56,13 +52,6 @@ def missed_by_every(
 ) -> set[str]:
     """The digests of those samples of ``refusal`` that ``every`` layer pinned misses too, by the
     emulator that they are missed by; that there are some is noted.
-
-    Args:
-        problem: says how many samples make a set.
-        context: the emulators, which know their answers on ``plan``.
-        plan: what was refused.
-        every: the same with all layers pinned.
-        refusal: by which samples; given inputs always speak.
     """
     if refusal.kind is InputKind.GIVEN:
         return set()
@@ -87,13 +76,6 @@ def told_by_pins(
 ) -> list[Sample]:
     """Those of ``samples`` that ``every`` layer pinned passes by all of ``judges``; what is left
     out is noted.
-
-    Args:
-        problem: says how many samples make a set.
-        context: where it is noted.
-        judges: who are asked; what one of them misses the next is not asked.
-        every: the plan with all layers pinned; None leaves all.
-        samples: some copies.
     """
     left = list(samples)
     if every is None:
@@ -138,12 +120,7 @@ class SearchSamples:
 
 
 def search_copies(problem: Problem, usual_seconds: float) -> int:
-    """How many copies of a kind the search set begins with.
-
-    Args:
-        problem: says how many make a set.
-        usual_seconds: what an inference usually takes.
-    """
+    """How many copies of a kind the search set begins with."""
     size = set_size(problem)
     sets = SEARCH_COPIES if size == 1 else _SEARCH_SET_SETS
     # There are two kinds, each run by the reference and by the emulator.
@@ -152,13 +129,7 @@ def search_copies(problem: Problem, usual_seconds: float) -> int:
 
 
 def search_samples(problem: Problem, context: Context, first: int | None = None) -> SearchSamples:
-    """The given inputs, perturbed copies, and augmented inputs where inputs are few.
-
-    Args:
-        problem: gives the inputs.
-        context: where the copies' references are.
-        first: how many sets of each kind of copies, if not all.
-    """
+    """The given inputs, perturbed copies, and augmented inputs where inputs are few."""
     count = search_copies(problem, context.pace.usual_seconds)
     some = count if first is None else min(count, first * set_size(problem))
     made: dict[InputKind, tuple[Sample, ...]] = {}
@@ -183,12 +154,6 @@ class SearchSet:
     """Judges plans on all samples, those first that did worst before: a failing plan is mostly
     told by a few runs. Of each kind so many may miss as :func:`spared` says. ``smallest`` is the
     smallest set that was kept and not forgotten.
-
-    Args:
-        problem: says how many may miss.
-        context: whose emulators judge.
-        base: the plan without pins.
-        samples: of each kind.
     """
 
     def __init__(
@@ -210,12 +175,6 @@ class SearchSet:
         """The first emulator's verdict on ``pins`` within ``limit`` times the tolerance.
 
         Its score is the worst one that is not spared, in units of ``limit``.
-
-        Args:
-            pins: the layers.
-            limit: how many tolerances each sample may use.
-            few: so many of each kind, those that did worst before, beside those that may miss; None
-                for all.
         """
         return self._asked(self._evaluator, pins, limit, few)
 

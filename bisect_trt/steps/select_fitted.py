@@ -62,16 +62,7 @@ def bisect(
     limit: float,
     fewest: int = 0,
 ) -> Bisection | None:
-    """A set that both emulators pass; None where even all pins miss ``limit``.
-
-    Args:
-        problem: the layers, the inputs and the requirements.
-        context: what emulates.
-        emulated: the baselines; all layers reduced are known to fail.
-        triage: the base plan, the measured effects, and what a validated search is made with.
-        limit: the share of the tolerance to keep to.
-        fewest: a validated search gives no set of fewer pins: an engine refused one.
-    """
+    """A set that both emulators pass; None where even all pins miss ``limit``."""
     if not triage.pinned.under(limit).verdict.passed:
         return None
     if triage.unseen is not None:

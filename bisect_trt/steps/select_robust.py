@@ -56,10 +56,6 @@ def margin(problem: Problem, context: Context) -> float:
     asked for by themselves. Prefixes are nested, so that little is left to luck then: a detector
     with 200 pages has 96 pins so and 133 with a margin, on 99 and 100 % of unseen pages. For an
     engine, which errs a little otherwise, a margin is kept: what it refuses costs a build.
-
-    Args:
-        problem: gives the inputs, and says how many must hold.
-        context: knows whether an engine decides.
     """
     if problem.settings.pick is not None:
         return 1.0
@@ -96,14 +92,6 @@ def shortest_passing(
     Most prefixes are told by the samples that did worst; what they pass all others must pass too.
     The second emulator, which opens a session for each plan, is asked about what is left. Copies
     that all pins miss are set aside where they stand in the way.
-
-    Args:
-        search_set: asks about sets.
-        ranking: the layers, most harmful first.
-        room: the share of the tolerance that a prefix is held to.
-        shortest: fewer are not asked for.
-        strength: the mean square of each layer's effect, in the ranking's order.
-        guess: so many are asked for first, if they are more.
     """
 
     def within(count: int) -> float:
@@ -153,12 +141,6 @@ def shrunk(
     """A part of ``ranked`` of which no single pin can be left out on the search set ``within`` that
     share of the tolerance, each with the evaluation that shows it; None where ``ranked`` does not
     keep to it itself, or nothing was proved in so many evaluations.
-
-    Args:
-        search_set: asks about sets.
-        ranked: the layers, most harmful first.
-        within: the share.
-        workers: evaluations at a time.
     """
     if not ranked:
         return {}
@@ -190,12 +172,6 @@ def final_validation(
 
     What an engine decides is tested there: of it the second emulator is asked about the given
     inputs, while the engine is built.
-
-    Args:
-        problem: says what is asked for.
-        context: what runs the plan.
-        plan: the set, on the plan without pins.
-        limit: the share of the tolerance that the emulators are held to.
     """
     if context.engine is not None and context.engine.new_evaluations:  # else it repeats another run
         built = context.plan_for(context.engine, plan)
@@ -230,17 +206,6 @@ def smaller(
 ) -> RobustSet:
     """``found``, or a shorter prefix that passes a test too: a point of the trade-off curve is
     picked for being small, and what follows a set that was refused is up to twice as large.
-
-    Args:
-        problem: says what is picked.
-        context: what runs the plans.
-        search_set: asks about sets.
-        ranking: the layers, most harmful first.
-        left: the mean square of each one's effect, in that order.
-        room: the share of the tolerance that a set is held to.
-        found: the prefix that passed.
-        refused: the length of the longest that did not.
-        rounds: how many tests may be made.
     """
     try:
         while rounds and context.engine is None and found.prefix - refused > found.prefix * _NEAR:
@@ -292,16 +257,6 @@ def without_rare_misses(
 ) -> tuple[list[str], int]:
     """A ranking, and its shortest prefix that passes: with those layers further in front that miss
     the requirement alone on a few inputs, where the prefix has many layers for their sake.
-
-    Args:
-        problem: says whether inputs may be missed.
-        context: runs single layers.
-        search_set: asks about sets.
-        ranking: the layers, most harmful first.
-        room: the share of the tolerance that a set is held to.
-        shortest: fewer are not asked for.
-        strength: the mean square of each layer's effect.
-        length: of the shortest prefix of ``ranking`` that passes.
     """
     for _ in range(_LOOKS if _each_tells(problem) else 0):
         half = frozenset(ranking[: length // 2])
@@ -330,13 +285,6 @@ def after_refusal(
 ) -> list[str]:
     """``ranking`` with those layers first that miss the requirement alone on what new copies
     refused, where that is few copies by far; else as it is.
-
-    Args:
-        problem: says whether inputs may be missed.
-        context: runs single layers.
-        base: the plan without pins.
-        refused: what spoke against sets of one round.
-        ranking: the layers, most harmful first.
     """
     if not _each_tells(problem):
         return list(ranking)
@@ -350,12 +298,7 @@ def after_refusal(
 
 
 def as_searched(problem: Problem, ranking: Sequence[str]) -> list[str]:
-    """``ranking`` with the layers of an older plan first, in their order.
-
-    Args:
-        problem: says which plan to begin at, if any.
-        ranking: most harmful first.
-    """
+    """``ranking`` with the layers of an older plan first, in their order."""
     return sorted(ranking, key=lambda name: name not in problem.begin)
 
 
@@ -418,18 +361,7 @@ def search_robustly(
     room: Headroom,
     fewest: int = 0,
 ) -> RobustSet | None:
-    """The set, tested; None where even all pins miss the requirement within ``room``.
-
-    Args:
-        problem: gives the inputs, and the share that is asked for.
-        context: what runs the plans; both emulators judge, also where an engine has the last word.
-        base: the plan without pins.
-        ranking: the layers, most harmful first.
-        strength: the mean square of what each does to the outputs, where it was measured.
-        unseen: what to search with, and what is known of everything reduced.
-        room: the share of the tolerance that the emulators are held to, and what all pins use.
-        fewest: a set of fewer pins is not given: an engine refused one.
-    """
+    """The set, tested; None where even all pins miss the requirement within ``room``."""
     search_set = SearchSet(problem, context, base, unseen.samples)
     if unseen.refused is not None:
         search_set.add(unseen.refused)

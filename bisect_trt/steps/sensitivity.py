@@ -36,12 +36,6 @@ SensitivityRow = tuple[float, NDArray[np.float32]]
 class SensitivityRows:
     """Layers measured on all samples: ``rows`` has each one's scores and signed errors, ``runs``
     counts the inferences made for them.
-
-    Args:
-        problem: the model and the requirements.
-        context: runs each layer reduced alone.
-        samples: those to measure on.
-        reduced: the plan whose errors say which elements are looked at.
     """
 
     def __init__(
@@ -66,13 +60,6 @@ class SensitivityRows:
     ) -> None:
         """Measure layers in rounds of growing size for ``budget_s`` seconds; a round is no longer
         than what is left, by the last one's pace.
-
-        Args:
-            order: the layers, the first ones first.
-            budget_s: in seconds.
-            evaluation_seconds: about what one inference takes.
-            worth: asked after each round but the first, which has to open sessions: whether to go
-                on where so many can be measured in all.
         """
         deadline = time.monotonic() + budget_s
         a_layer = max(len(self._samples) * evaluation_seconds, 1e-6)
@@ -224,16 +211,6 @@ def measure_sensitivity(
 ) -> Sensitivity:
     """One row for each layer over ``samples``, or where that takes too long for the most suspicious
     layers; recalled from the cache where it is there.
-
-    Args:
-        problem: the model, its layers and the requirements.
-        context: runs each layer reduced alone.
-        suspicion: by layer, the larger the sooner.
-        samples: those to measure on.
-        reduced: the plan whose errors say which elements are looked at: everything reduced, or all
-            but the layers that overflow, whose errors would hide where the others' are.
-        budget_s: the most seconds for all of them.
-        evaluation_seconds: about what one inference takes.
     """
     base = [_base(context, sample, reduced) for sample in samples]
     order = sorted(problem.names, key=lambda n: -suspicion.get(n, -math.inf))

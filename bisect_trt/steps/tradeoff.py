@@ -29,11 +29,6 @@ def relative_bytes(problem: Problem, table: pd.DataFrame, plan: PrecisionPlan) -
     """The bytes that all layers read and write under ``plan``, in those of everything reduced: 1
     without pins, 2 with all of them. NaN where the precision changes no storage, or a layer's size
     is not known.
-
-    Args:
-        problem: the layers and their constants.
-        table: a row a layer, with the ``elements`` of its outputs over the traced samples.
-        plan: whose pins read and write four bytes an element, the other layers two.
     """
     if not plan.base.is_storage or "elements" not in table:
         return math.nan
@@ -86,17 +81,7 @@ def row_of(
     source: str,
     kinds: dict[InputKind, Sequence[Sample]],
 ) -> dict[str, object]:
-    """What ``plan`` holds on by the first emulator, its scores, and what it costs.
-
-    Args:
-        problem: the inputs, and what is asked for.
-        context: what runs the plan.
-        baselines: the layers' sizes.
-        base: the plan without pins.
-        plan: whose row it is.
-        source: where it comes from: the answer, or the ranking.
-        kinds: what it is judged on.
-    """
+    """What ``plan`` holds on by the first emulator, its scores, and what it costs."""
     row: dict[str, object] = {"pins": len(plan.pinned), "set": source}
     scores: list[float] = []
     missed: dict[str, object] = {}
@@ -218,16 +203,6 @@ def measure_tradeoff(
     """For each number of pins the share of each kind of input that meets the requirement, its
     bound, and the scores; judged by the first emulator. The answer's row says what its test did,
     on the copies of that: others would be a second test, of which nobody is told.
-
-    Args:
-        problem: the inputs.
-        context: what runs the plans.
-        baselines: the layers' sizes.
-        base: the plan without pins.
-        ranking: the layers, most harmful first; none where nothing was searched.
-        answer: the plan that is written; its row says so under ``set``.
-        validation: what the emulators' test of it showed; None where it was not tested so.
-        again: whether it will be measured again: where the time is over now, it need not be then.
     """
     lengths = _lengths(len(ranking), min(len(answer.chosen), len(ranking)))
     prefixes = (base.with_pins(ranking[:n]).pinned for n in lengths)
@@ -286,10 +261,6 @@ def _lengths(every: int, answer: int) -> list[int]:
 def tradeoff_size(layers: int, usual_seconds: float) -> tuple[int, int]:
     """About how many rows the trade-off curve of so many layers has, and on how many samples each
     is judged where one input was given.
-
-    Args:
-        layers: that are searched.
-        usual_seconds: about what one emulated inference takes on any machine.
     """
     rows = sum(steps < layers for steps in STEPS) + 4
     return rows, 1 + sum(_copies(rows, usual_seconds))

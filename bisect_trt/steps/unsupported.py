@@ -25,11 +25,6 @@ def keeping_unsupported(
     could not be had; None where it could, or nobody named them. Which layers do harm is another
     matter, that nothing tells before they are out of the way.
 
-    Args:
-        problem: what is asked.
-        context: hears of it.
-        engine: what the engine's baselines showed.
-
     Raises:
         BadInputError: such a layer was asked to be reduced.
     """
@@ -69,11 +64,6 @@ def unsupported_by_trial(
     """``problem`` with the layers held in FP32 without which the engine of everything reduced is
     had: operators first, then layers of theirs. None where it was had, nothing but everything does,
     or the builds were spent before.
-
-    Args:
-        problem: what is asked.
-        context: whose engine builds.
-        engine: what its baselines showed.
     """
     if engine is None or engine.base.worst or engine.diagnosis is not None:
         return None
@@ -132,9 +122,6 @@ class _Trial:
     def find(self, groups: Mapping[str, Sequence[str]]) -> frozenset[str]:
         """The groups that have to be held, none of which can be spared if the builds were enough;
         none where nothing smaller than all of them does.
-
-        Args:
-            groups: layers by the name of their group.
         """
         if len(groups) == 1:
             return frozenset(groups)

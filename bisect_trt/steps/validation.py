@@ -56,22 +56,7 @@ def judge_all(
     size: int = 1,
     of: int = 0,
 ) -> tuple[SearchSetResult, tuple[Sample, ...]]:
-    """``plan`` on ``samples`` by every judge, the worst of them for each sample.
-
-    Args:
-        context: knows which judge builds engines.
-        judges: who runs the plan.
-        plan: with the precision that a pin really runs in.
-        samples: may be a generator, of which a few are in memory at a time.
-        limit: how many tolerances each may use; if it is finite, the run ends once more than
-            ``misses`` of them use more.
-        misses: how many may.
-        size: how many samples make a set that is judged together.
-        of: how many sets there will be, for whoever waits; 0 where nobody knows.
-
-    Returns:
-        The results, and the samples that missed ``limit``.
-    """
+    """``plan`` on ``samples`` by every judge, the worst of them for each sample."""
     tally, began = _Tally(limit, size), time.perf_counter()
     search_set: Sequence[Sample] = ()
     stream = iter(samples)
@@ -120,13 +105,7 @@ class _Tally:
         names: Sequence[str],
         by_judge: Iterable[Sequence[SampleResult]],
     ) -> None:
-        """Take what every judge found on each set, as far as the last one came.
-
-        Args:
-            samples: of the sets.
-            names: of the sets.
-            by_judge: the judges' results of each set.
-        """
+        """Take what every judge found on each set, as far as the last one came."""
         for place, each in enumerate(by_judge):
             worst = max(each, key=lambda r: (not meets(r, self._limit), r.score))
             self.names.append(names[place])
@@ -211,13 +190,6 @@ def prediction_limit_of(
 ) -> float:
     """In tolerances; NaN where nothing was copied, and infinite where nothing can be told. No less
     than what a given input scores that must meet the requirement.
-
-    Args:
-        problem: the given inputs, and what is asked for.
-        context: where their references are.
-        plan: what they were run under.
-        given: what each of the given inputs came to, taken alone.
-        copies: what each copy of them came to, by all who judge; of sets what each set did.
     """
     if not copies:
         return math.nan
@@ -238,13 +210,7 @@ def prediction_limit_of(
 
 
 def has_margin(problem: Problem, plan: PrecisionPlan, copies: Sequence[SampleResult]) -> bool:
-    """Whether scores of ``copies`` tell more than whether each holds.
-
-    Args:
-        problem: what is asked for.
-        plan: what they were run under.
-        copies: what each copy of an input came to.
-    """
+    """Whether scores of ``copies`` tell more than whether each holds."""
     # What is told of a margin by the conditions beside it says nothing of a decision's own.
     decided = decided_outputs(problem.graph, _reduced(problem, plan))
     run = [copy for copy in copies if copy.values]
@@ -335,14 +301,6 @@ def first_refusal(
 
     What the first judge refuses the others are not asked about. It is the same test: what misses by
     one of them misses.
-
-    Args:
-        problem: the given inputs, and what is asked for.
-        context: where the copies' references are.
-        judges: who must pass each sample; the first is the one that is asked most cheaply.
-        plan: with the precision that a pin really runs in, for the emulators.
-        copies: of the test.
-        limit: how many tolerances each may use.
     """
     size, test = set_size(problem), copies.test
     for asked in dict.fromkeys((1, len(judges))):
@@ -372,16 +330,7 @@ def refused_by(
     limit: float,
     given: Sequence[Sample] | None = None,
 ) -> Refusal | None:
-    """The given inputs that speak against ``plan``; None if enough of them meet the requirement.
-
-    Args:
-        problem: the given inputs, and how many of them must.
-        context: knows which judge builds engines.
-        judges: who must pass each.
-        plan: with the precision that a pin really runs in, for the emulators.
-        limit: how many tolerances each may use.
-        given: some of the given inputs; None for all.
-    """
+    """The given inputs that speak against ``plan``; None if enough of them meet the requirement."""
     given = problem.samples if given is None else given
     size = min(set_size(problem), len(given))
     may = spared(problem, InputKind.GIVEN, len(given)) if size == 1 else 0
@@ -406,18 +355,6 @@ def on_perturbed(
 ) -> tuple[SearchSetResult, tuple[Sample, ...]]:
     """What :func:`judge_all` finds on a kind's copies: on ``enough`` of them where none missed,
     else on all. Where ``limit`` makes it a test, until so many did that it is refused.
-
-    Args:
-        context: knows which judge builds engines.
-        judges: who must pass each.
-        plan: with the precision that a pin really runs in, for the emulators.
-        samples: the kind's copies, made as they are taken.
-        test: how many there may be, and miss.
-        limit: how many tolerances each may use, where it is a test.
-        size: how many are judged together.
-
-    Returns:
-        What was found, and the samples that missed.
     """
     stream = iter(samples)
     first = islice(stream, test.enough * size)
@@ -455,16 +392,6 @@ def put_to_test(
     """What speaks against ``plan`` (:func:`first_refusal`), or else on what it holds. Copies that
     ``every`` layer pinned misses too speak against no plan; they are counted. Where there are more
     of them than may miss, no plan passes, and a slow model's test ends sooner.
-
-    Args:
-        problem: the given inputs, those kept apart, and what is asked for.
-        context: where the copies' references are.
-        judges: who must pass each sample; the first is the one that is asked most cheaply.
-        plan: with the precision that a pin really runs in, for the emulators.
-        test: which copies, and the confidence of their bounds.
-        limit: how many tolerances each may use, so as not to be refused.
-        every: the plan with all layers pinned, where that is FP32 as a whole; None where nothing is
-            known of it.
     """
     _foretell(context, judges, plan, test)
     copies = TestCopies(problem, context, judges, test)
@@ -492,15 +419,7 @@ def validate(
     plan: PrecisionPlan,
     test: ValidationTest,
 ) -> Validation:
-    """Everything that is claimed of ``plan``, tested.
-
-    Args:
-        problem: the given inputs and those kept apart.
-        context: where the copies' references are.
-        judges: who must pass each sample.
-        plan: with the precision that a pin really runs in, for the emulators.
-        test: which copies, and the confidence of their bounds.
-    """
+    """Everything that is claimed of ``plan``, tested."""
     _foretell(context, judges, plan, test)
     copies = TestCopies(problem, context, judges, test)
     return _measured(problem, context, judges, plan, copies, of_rest=_OF_REST)
@@ -586,11 +505,6 @@ def validation_as_known(
 ) -> Validation | None:
     """What is known of ``plan`` where there is no time to run it: that it was run on the given
     inputs; None where it was not.
-
-    Args:
-        problem: what is asked for.
-        context: whose judge was asked.
-        plan: with the precision that a pin really runs in, for the emulators.
     """
     judges = [j for j in context.judges if _knows(j, context.plan_for(j, plan), problem.samples)]
     if context.judge not in judges:

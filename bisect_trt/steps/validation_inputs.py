@@ -87,10 +87,6 @@ class ValidationTest:
     def may_miss(self, tested: int, problem: Problem) -> int:
         """How many of ``tested`` copies may miss where there are no others: as many as leave the
         share bounded, or of what is picked that share met.
-
-        Args:
-            tested: no more of the kind could be made.
-            problem: says what is asked for.
         """
         pick = problem.settings.pick
         if pick is not None:
@@ -109,12 +105,6 @@ def planned_test(
     Whoever tests until something passes is right more rarely than each test says: the first test
     gets two thirds of what may go wrong, each other half of the rest, so that together they keep to
     95 %.
-
-    Args:
-        problem: says what share is asked for.
-        number: decides the copies, which no other test and no search sees; no two tests share one.
-        usual_seconds: about what an inference takes, as the context counts it.
-        last: whether all of the risk may be spent.
     """
     risk = 1.0 - CONFIDENCE
     if not last:
@@ -137,12 +127,7 @@ def planned_test(
 
 
 def next_test(problem: Problem, context: Context) -> ValidationTest:
-    """The next test of a run, which counts it: whichever step makes it, no two get one risk.
-
-    Args:
-        problem: says what share is asked for.
-        context: of the run.
-    """
+    """The next test of a run, which counts it: whichever step makes it, no two get one risk."""
     context.tests += 1
     return asked(
         problem, planned_test(problem, context.tests - 1, context.pace.usual_seconds, last=False)
@@ -162,11 +147,6 @@ def asked(problem: Problem, test: ValidationTest) -> ValidationTest:
 def shortened(test: ValidationTest, problem: Problem, usual_seconds: float) -> ValidationTest:
     """``test`` of at most as many copies as usually take 25 s, and of a few at least: of a plan
     that other tests have refused, it tells how badly.
-
-    Args:
-        test: as it was planned.
-        problem: says how many inputs make a draw.
-        usual_seconds: about what an inference takes, as the context counts it.
     """
     fitting = int(_TOLD / _seconds_a_copy(problem, usual_seconds))
     return _within(test, max(_TELLING, fitting))
@@ -177,13 +157,6 @@ def out_of_reach(
 ) -> ValidationTest:
     """``test`` of at most as many copies as usually take 25 s, and of eight at least: no pins pass
     it any more, but those that are missing are still looked for.
-
-    Args:
-        test: as it was planned.
-        problem: says how many inputs make a draw.
-        usual_seconds: about what an inference takes, as the context counts it.
-        seen: so many copies were judged, all of which count. (Whoever stops at a miss bounds the
-            share from below as whoever meant to make so many copies, or lower than he could.)
     """
     fitting = int(_TOLD / _seconds_a_copy(problem, usual_seconds))
     return _within(test, max(_FEWEST, fitting, min(seen, test.copies)))
@@ -194,12 +167,6 @@ def fitted(
 ) -> ValidationTest:
     """``test`` with as many copies as can be made in ``left_s`` seconds, at least a few; its bound
     is then what it is.
-
-    Args:
-        test: as it was planned.
-        problem: says how many inputs make a draw.
-        evaluation_seconds: about what one emulated inference takes.
-        left_s: seconds; infinite where there is no budget.
     """
     # Inferences are made side by side; where that is too hopeful the clock ends them.
     seconds = _seconds_a_copy(problem, evaluation_seconds) / _AT_ONCE
@@ -222,13 +189,7 @@ def _seconds_a_copy(problem: Problem, evaluation_seconds: float) -> float:
 
 
 def spared(problem: Problem, kind: InputKind, count: int) -> int:
-    """How many of ``count`` samples of ``kind`` may miss the requirement.
-
-    Args:
-        problem: says what is asked for.
-        kind: given, perturbed or augmented inputs.
-        count: of samples; where they are judged in sets, the answer counts sets.
-    """
+    """How many of ``count`` samples of ``kind`` may miss the requirement."""
     if set_size(problem) > 1:
         count //= set_size(problem)
     if problem.settings.pick is not None:
@@ -297,12 +258,6 @@ class TestCopies:
 
     ``kinds`` is the order in which a test asks for them: what refuses a plan soonest comes first.
     Those whose digests are in ``without`` are left out.
-
-    Args:
-        problem: the given samples.
-        context: where the copies' references are.
-        judges: who will be asked: an engine takes no copy of which what it looks up was moved.
-        test: which copies, and how many.
     """
 
     def __init__(
@@ -332,10 +287,6 @@ class TestCopies:
     def hear(self, kind: InputKind, found: SearchSetResult) -> None:
         """Let what one judge passed be asked of the next one worst first: either look of a test
         counts the same copies in any order, and what will be refused is by the first few.
-
-        Args:
-            kind: perturbed or augmented inputs.
-            found: what the judge found, on all that it was to be asked about.
         """
         self._seen[kind] = len(found.results)
         self._worst[kind] = found.score()
@@ -377,10 +328,6 @@ def make_copies_ahead(problem: Problem, context: Context) -> None:
     emulator's are open in turn: of 60,000 nodes each takes 5 to 10 s to open. What the second
     emulator passes is tested next. Once for each test; not where there is a budget, which the
     search has first.
-
-    Args:
-        problem: the given samples.
-        context: where references come from.
     """
     spared = problem.settings.fitted or math.isfinite(context.time.left_s)
     if (
@@ -411,11 +358,6 @@ def missed_on(problem: Problem, evaluator: Evaluator, plan: PrecisionPlan) -> st
     """A sentence that counts the given inputs on which ``plan`` misses the requirement, names the
     worst, and where they are few, says how to let so many miss; begins with a space. Nothing where
     one input is given or all are judged together.
-
-    Args:
-        problem: the inputs.
-        evaluator: has run ``plan`` on them.
-        plan: what was run.
     """
     count = len(problem.samples)
     if count == 1 or set_size(problem) > 1:

@@ -250,11 +250,6 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     """Check a plan on the settings' model and inputs, by its own requirements where the settings
     name none. Nothing is searched, so that every input counts: none is kept apart by itself.
 
-    Args:
-        settings: the model, the inputs and what is asked for.
-        saved: the plan.
-        observer: hears of the progress.
-
     Raises:
         BadInputError: it is no plan of this model.
     """

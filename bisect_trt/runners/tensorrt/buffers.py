@@ -76,13 +76,7 @@ class Cuda:
         self._checked(self._runtime.cudaStreamDestroy(self.stream))
 
     def fill(self, pointer: int, byte: int, size: int) -> None:
-        """Set memory to one byte's value, in the stream's order.
-
-        Args:
-            pointer: where on the device.
-            byte: the value.
-            size: how many bytes.
-        """
+        """Set memory to one byte's value, in the stream's order."""
         self._checked(self._runtime.cudaMemsetAsync(pointer, byte, size, self.stream))
 
     def upload(self, pointer: int, array: NDArray[Any]) -> None:
@@ -95,13 +89,7 @@ class Cuda:
         )
 
     def download(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Copy an array from the device; complete when this returns.
-
-        Args:
-            pointer: the address on the device.
-            shape: of the array.
-            dtype: of its elements.
-        """
+        """Copy an array from the device; complete when this returns."""
         array = np.empty(shape, dtype)
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         if array.nbytes:
@@ -180,14 +168,7 @@ class GuardedMemory:
 
 
 class Buffers:
-    """Memory for one sample, bound to a context's tensors while in use.
-
-    Args:
-        trt: the TensorRT module.
-        cuda: the device, with the context's stream.
-        context: what will run.
-        arrays: the inputs by name.
-    """
+    """Memory for one sample, bound to a context's tensors while in use."""
 
     def __init__(
         self, trt: Any, cuda: Cuda, context: Any, arrays: Mapping[str, NDArray[Any]]

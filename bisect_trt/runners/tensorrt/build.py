@@ -40,12 +40,6 @@ def refusal(
 ) -> RunnerFailedError:
     """The error to raise, with the last of what ``logger`` heard. Where TensorRT could run or load
     nothing the process may have lost its device.
-
-    Args:
-        message: what it does not do.
-        verdict: on the plan.
-        logger: of :func:`~bisect_trt.runners.tensorrt.build.make_logger`.
-        cuda: the device, where one was used.
     """
     errors = [text.lower() for severity, text in logger.messages if "ERROR" in severity]
     told = any(words in text for text in errors for words in _NO_MEMORY)
@@ -75,11 +69,6 @@ def apply_weak_types(
     network: tensorrt.INetworkDefinition, config: tensorrt.IBuilderConfig, typing: WeakTyping
 ) -> None:
     """Allow ``typing.base`` and hold the pinned layers in FP32.
-
-    Args:
-        network: a parsed network, changed in place.
-        config: the builder's, changed in place.
-        typing: the base precision and the pins.
 
     Raises:
         RunnerFailedError: BUILD_FAILED; this TensorRT has no weak typing, or a pinned layer is not
@@ -173,11 +162,6 @@ def make_logger(trt: Any) -> Any:
 def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) -> Built:
     """Parse, check and build.
 
-    Args:
-        trt: the TensorRT module.
-        request: what to build.
-        cache: a timing cache, read if it is there and written after the build.
-
     Raises:
         RunnerFailedError: BUILD_FAILED, with the parser's or builder's last words.
     """
@@ -211,12 +195,6 @@ def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) ->
 def parse(trt: Any, builder: Any, logger: Any, request: EngineRequest) -> Any:
     """The request's model as a network.
 
-    Args:
-        trt: the module, of whatever version.
-        builder: of that module.
-        logger: hears what the parser says.
-        request: the model, as bytes or a path, and its options.
-
     Raises:
         RunnerFailedError: BUILD_FAILED, naming the node.
     """
@@ -248,11 +226,6 @@ def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str
     A node can become several layers; the last one with its name in the metadata gives the node's
     result. Loops leave no metadata: there ``producers`` tells the node by the name of its output
     tensor.
-
-    Args:
-        trt: the TensorRT module.
-        network: a parsed INetworkDefinition.
-        producers: node names by the tensors they give.
     """
     mark, found = "[ONNX Layer: ", dict[str, tuple[str, ...]]()
     named = frozenset(producers.values())

@@ -28,14 +28,6 @@ class LoadedEngine:
     """An engine with its execution context. ``seconds`` holds what loading it and making the
     context took.
 
-    Args:
-        trt: the TensorRT module.
-        cuda: the device.
-        logger: hears what TensorRT says.
-        serialised: the engine.
-        cache: where TensorRT for RTX's compiled kernels lie, if they are kept.
-        options: how the engine shall be run.
-
     Raises:
         RunnerFailedError: the engine cannot be loaded.
     """

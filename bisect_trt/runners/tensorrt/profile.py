@@ -19,11 +19,6 @@ _MOST_SHAPE_VALUES = 64
 def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequence[str]) -> Profile:
     """(min, opt, max) shapes of every input.
 
-    Args:
-        model: whose inputs they are.
-        samples: tell the shapes that no text does.
-        texts: such as ``input:1x3x32x32/1x3x64x64/1x3x128x128``.
-
     Raises:
         BadInputError: a text cannot be read, an input is unknown, or a sample is outside its
             profile.

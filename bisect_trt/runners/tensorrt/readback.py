@@ -34,11 +34,6 @@ def dishonoured_after_parsing(
 ) -> list[Finding]:
     """A finding for each layer whose float outputs in the parsed network are not of the plan's
     type.
-
-    Args:
-        layers: of the model.
-        plan: what was asked for.
-        types: by layer, those of its outputs as TensorRT names them.
     """
     findings = []
     for layer in layers:
@@ -151,15 +146,7 @@ def facts_of(
     answer: EngineAnswer,
     written: float,
 ) -> dict[str, Any]:
-    """What the cache keeps of an engine beside its outputs.
-
-    Args:
-        layers: of the model.
-        typed: those of them whose types were asked for in the file itself.
-        plan: what it was built from.
-        answer: what it did.
-        written: the seconds that writing its model took.
-    """
+    """What the cache keeps of an engine beside its outputs."""
     findings = [
         *dishonoured_after_parsing(typed, plan, answer.types),
         *dishonoured_in_engine(plan, answer.layers),

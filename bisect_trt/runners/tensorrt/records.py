@@ -140,13 +140,6 @@ def cache_file(
 ) -> Path | None:
     """A file for each configuration: timing caches depend on the flags. None for an engine that is
     built otherwise than usual.
-
-    Args:
-        folder: of all of them; None where nothing is kept.
-        module: ``tensorrt`` or ``tensorrt_rtx``.
-        version: of the module.
-        request: what is built.
-        kind: ``timing`` or ``kernels``.
     """
     if folder is None or request.options != AS_USUAL:
         return None
@@ -176,9 +169,6 @@ def installed_module(choice: str | None = None) -> str | None:
 
 def import_tensorrt(choice: str | None = None) -> Any:
     """The TensorRT module.
-
-    Args:
-        choice: ``tensorrt`` or ``tensorrt_rtx``; None takes whichever imports.
 
     Raises:
         RunnerUnavailableError: says what to install or what is broken.
@@ -259,14 +249,6 @@ def run_repeatedly(
 
     Where an answer differs from another to the same sample, all are run on until there are enough
     runs to bound the share of bad ones, for half a minute at most.
-
-    Args:
-        samples: inputs by name.
-        contexts: what runs one sample.
-        repeats: passes over the samples.
-
-    Returns:
-        For each sample its answers with their counts, the most frequent first.
     """
     answers = [Answers() for _ in samples]
     deadline = time.perf_counter() + _MOST_S

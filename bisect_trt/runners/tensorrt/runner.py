@@ -55,14 +55,7 @@ _AGAIN_S = 0.1
 
 
 class EnginesAhead:
-    """Builds what will be asked for soon, a few engines at a time.
-
-    Args:
-        module: ``tensorrt_rtx``.
-        timeout_s: the seconds that one build may take.
-        most: processes at a time.
-        kernels: the file with the kernels that were compiled for such an engine before.
-    """
+    """Builds what will be asked for soon, a few engines at a time."""
 
     def __init__(
         self,
@@ -90,14 +83,7 @@ class EnginesAhead:
         *,
         spare: bool = False,
     ) -> None:
-        """Build an engine as soon as a process is free.
-
-        Args:
-            what: tells it from others.
-            asked: gives the request; called in another thread.
-            copies: how many shall be there, or in work, until they are taken.
-            spare: whether it gives way to others, as all copies but the first do.
-        """
+        """Build an engine as soon as a process is free."""
         if self._folder is None:  # not before there is a run's folder to make it in
             self._folder = scratch("engines")
         begun = self._begun.setdefault(what, deque())
@@ -193,22 +179,6 @@ _RUNS_OF_ONE_LIMIT = 32
 
 class TensorRTRunner:
     """Builds and runs a model with TensorRT.
-
-    Args:
-        model: an FP32 model, or its :class:`Graph`.
-        samples: the inputs that the engine's profile has to cover.
-        module: ``tensorrt`` or ``tensorrt_rtx``; None takes whichever imports.
-        profiles: the ``--profile`` texts; without one for an input, its smallest, first and largest
-            sample make the profile.
-        caches: a folder for timing and kernel caches.
-        timeout_s: the seconds that one build and its runs on some samples may take.
-        weak: weak typing (TensorRT 8.6 to 10.x).
-        options: how the engines are built and run.
-        repeats: how often each sample is run at least.
-        hire: makes what serves the engines from the worker's name and arguments: a child process,
-            or a crew of them.
-        builders: how many processes may build ahead, beside what the caller does; only where
-            building times no kernels (TensorRT for RTX).
 
     Raises:
         RunnerUnavailableError: TensorRT, cuda-python or a GPU is missing.
@@ -322,14 +292,6 @@ class TensorRTRunner:
     ) -> list[dict[str, NDArray[Any]]]:
         """The outputs and ``tensors`` of each sample, from an engine in which ``tensors`` are
         outputs too. Marks break fusions, so the numbers are not those of the unmarked engine.
-
-        Args:
-            plan: what to build.
-            samples: the inputs.
-            tensors: names of FP32 tensors of the source model.
-
-        Returns:
-            A mapping of name to float32 array for each sample.
         """
         answer, _ = self._ask(plan, samples, tensors, measure_latency=False)
         return [

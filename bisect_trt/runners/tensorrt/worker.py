@@ -67,9 +67,6 @@ class EngineWorker:
     def describe(self, weak: bool = False) -> dict[str, str]:
         """Versions and the GPU.
 
-        Args:
-            weak: how engines will be typed.
-
         Raises:
             RunnerUnavailableError: this TensorRT has no such typing.
         """
@@ -88,11 +85,6 @@ class EngineWorker:
         repeats: int = 1,
     ) -> EngineAnswer:
         """Build the engine, or take the one kept, and run every sample.
-
-        Args:
-            request: what to build.
-            samples: the inputs.
-            repeats: how often each is run at least.
 
         Raises:
             RunnerFailedError: with a verdict of its own.
@@ -231,12 +223,6 @@ BUILD_WORKER = "bisect_trt.runners.tensorrt.worker:BuildWorker"
 class BuildOnlyRunner:
     """Builds a model in a child process and gives no outputs.
 
-    Args:
-        graph: an FP32 model.
-        samples: the inputs that the engine's profile has to cover.
-        module: ``tensorrt`` or ``tensorrt_rtx``; None takes whichever imports.
-        timeout_s: the seconds that a build may take.
-
     Raises:
         RunnerUnavailableError: TensorRT is missing.
     """
@@ -266,10 +252,6 @@ class BuildOnlyRunner:
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         """Nothing, once the engine is built.
-
-        Args:
-            plan: what to build.
-            samples: not run.
 
         Raises:
             RunnerFailedError: it does not build.
@@ -315,9 +297,6 @@ class BuildWorker:
     def build_into(self, request: EngineRequest, path: str) -> Built:
         """Write the engine to ``path``.
 
-        Returns:
-            What building it showed, without the engine.
-
         Raises:
             RunnerFailedError: BUILD_FAILED.
         """
@@ -336,15 +315,6 @@ class BuildWorker:
     def compile(self, path: str, options: EngineOptions, known: str | None, beside: int) -> str:
         """Compile the kernels of the engine in ``path`` where a GPU has room: making a context does
         it, in 2 to 10 s for an engine that is new.
-
-        Args:
-            path: of the engine.
-            options: how it shall be run.
-            known: kernels that were compiled before, if there is such a file.
-            beside: how many processes may do so at a time.
-
-        Returns:
-            The file that holds them; "" where the GPU has no room.
 
         Raises:
             RunnerFailedError: the engine cannot be loaded.
@@ -369,9 +339,6 @@ class ParsingWorker:
 
     def types(self, request: EngineRequest) -> dict[str, Sequence[str]]:
         """The output types of each ONNX node after parsing.
-
-        Args:
-            request: the model and its profile.
 
         Raises:
             RunnerFailedError: BUILD_FAILED.
