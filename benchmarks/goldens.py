@@ -2,8 +2,9 @@
 code can be rebuilt without an answer changing unseen.
 
 ``python -m benchmarks.goldens write`` writes ``benchmarks/results/goldens.json``; ``check`` (the
-default) makes every answer again, prints what differs and ends with 1 where something does. All
-runs are emulated. Peak memory and seconds are written down and not compared.
+default) makes every answer again, prints what differs and ends with 1 where something does. With
+``check NAME ...`` it makes those of these names only. All runs are emulated. Peak memory and
+seconds are written down and not compared.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ def main() -> int:
     found, differing = {}, 0
     with tempfile.TemporaryDirectory() as folder:
         for number, job in enumerate(every_job(Path(folder))):
+            if sys.argv[2:] and job.name not in sys.argv[2:]:
+                continue
             found[job.name] = golden(job, Path(folder) / f"out{number}")
             its = found[job.name]
             wrong = [] if writes else differences(known.get(job.name, {}), its)
