@@ -76,7 +76,7 @@ def test_the_page_of_run_json_has_every_key(hooks: ModuleType) -> None:
         assert f"| `{name}` |" in page
         for inner in its.get("properties", {}):
             assert f"| `{name}.{inner}` |" in page
-    assert "| `holds.given.lower_bound` |" in page
+    assert "| `validation.given.lower_bound` |" in page
 
 
 def test_every_cause_and_exit_code_is_explained() -> None:

@@ -34,7 +34,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
     monkeypatch.setattr("bisect_trt.model.phrases.FEWEST_NODES", 1)
     monkeypatch.setattr("bisect_trt.model.phrases._FREQUENT", 6)
-    for room in ("runners.emulator.switched.shared_sessions", "graph.inspection.repetition"):
+    for room in ("runners.phrased", "model.phrases"):
         monkeypatch.setattr(f"bisect_trt.{room}.SESSION", 1)
 
 

@@ -167,7 +167,7 @@ def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
     )
     assert result.validation.set_size == 3 and result.validation.holdout_size == 2
     assert "held out 1 of 1 sets of 2 inputs" in (tmp_path / "report.md").read_text()
-    assert "--holds-on 0.5 does nothing here" in messages(result)
+    assert "--allow-misses 0.5 does nothing here" in messages(result)
 
 
 def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path: Path) -> None:

@@ -488,7 +488,9 @@ def test_ctrl_c_never_leaves_a_set_that_copies_refused(
     assert set(refused["outcome"]) == {"pass", "fail"}, "the given input does not tell"
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and len(saved["pinned"]) == saved["layers"]
-    assert saved["asked"]["unfinished"] and saved["validation"]["given"]["passed"] == 1
+    assert (
+        saved["validation_settings"]["unfinished"] and saved["validation"]["given"]["passed"] == 1
+    )
 
 
 def test_an_engine_takes_no_moved_tables_and_is_tested_on_variants(tmp_path: Path) -> None:
