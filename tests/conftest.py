@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
-from bisect_trt.base.limits import SessionHabits, adopt
 from bisect_trt.report import terminal
 from tests.engines import judged
 
@@ -84,13 +83,6 @@ def same(a: Any, b: Any) -> bool:
         and x.dtype == y.dtype
         and (x.tobytes() == y.tobytes() or bool(np.array_equal(x, y)))
     )
-
-
-@pytest.fixture(autouse=True)
-def habits_as_at_first() -> Iterator[None]:
-    """How a test's model has sessions made is not how those of the next one are."""
-    yield
-    adopt(SessionHabits())
 
 
 @pytest.fixture

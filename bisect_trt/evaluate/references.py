@@ -41,7 +41,7 @@ class References:
         lasting: bool = False,
     ) -> None:
         self._reference = reference
-        self._lasting = lasting and not reference.turns.one_at_a_time
+        self._lasting = lasting and not reference.is_large
         self._for_copied: Callable[[Sample], Arrays] | None = None
         if for_copied is not None:
             self.use_for_copied(for_copied)
@@ -112,7 +112,7 @@ class References:
         of large weights it is closed.
         """
         try:
-            for sample in samples if self._reference.turns.apart else ():
+            for sample in samples if self._reference.is_large else ():
                 before_each()
                 self.of(sample)
         finally:

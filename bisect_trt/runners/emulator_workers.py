@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -13,10 +12,6 @@ from numpy.typing import NDArray
 
 from bisect_trt.base.errors import BadInputError, MachineError, RunnerFailedError, one_line
 from bisect_trt.base.limits import (
-    SessionHabits,
-    adopt,
-    habits,
-    keep_large_blocks_apart,
     share_arenas,
 )
 from bisect_trt.base.plan import Precision, PrecisionPlan
@@ -123,15 +118,12 @@ def server_arguments(
         "model": stream.getvalue() or model.SerializeToString(),
         "base": base.value,
         "threads": threads,
-        # Another machine has other cores; its actor shares out what it reserved.
-        "habits": replace(habits(), threads=0) if elsewhere else habits(),
         "device": device,
     }
 
 
 class EmulationServer:
-    """Holds the model; ``threads`` and ``device`` are what one worker may use, ``habits`` are those
-    of who hired it.
+    """Holds the model; ``threads`` and ``device`` are what one worker may use.
 
     Raises:
         RunnerUnavailableError: the device is none that the emulator can rely on.
@@ -142,15 +134,11 @@ class EmulationServer:
         model: bytes,
         base: str,
         threads: int,
-        habits: SessionHabits,
         device: Device = CPU,
     ) -> None:
         if device != CPU:  # it may be on another machine than whoever hired it
             DeviceChecker(device).check()
         share_arenas()
-        adopt(habits)
-        if habits.frees_activations:
-            keep_large_blocks_apart()
         proto = onnx.load_from_string(model)
         self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
 

@@ -180,7 +180,7 @@ def _lost(problem: Problem, context: Context, answer: PrecisionPlan) -> list[str
     lost: list[str] = []
     for sample in samples:
         after = dict[str, int]()  # tensors, and how many layers behind an infinite one they are
-        for values in context.emulator.trace(sample, answer, rtx_sums=context.rtx_sums):
+        for values in context.emulator.trace(sample, answer):
             true, made = values.reference, values.accumulated
             if not all_finite(true):
                 continue

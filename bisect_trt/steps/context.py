@@ -19,7 +19,7 @@ from bisect_trt.base.interrupt import Observer, StoppedError, TimeBudget, TimedO
 from bisect_trt.base.limits import give_back
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.base.sample import Sample, evenly
+from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.cache import CACHE, Cache, Row
 from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.evaluate.references import References
@@ -30,7 +30,7 @@ from bisect_trt.metrics.requirements import times
 from bisect_trt.runners.base import Runner
 from bisect_trt.runners.concurrency import Holder
 from bisect_trt.runners.device import CPU
-from bisect_trt.runners.emulator import EmulatedRunner, RtxRunner
+from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.emulator_workers import EmulatorPool
 from bisect_trt.runners.second_emulator import WholeModelRunner
 from bisect_trt.steps.open_runners import (
@@ -38,7 +38,6 @@ from bisect_trt.steps.open_runners import (
     Pace,
     emulator_device,
     fewer_hired,
-    has_rtx_sums,
     idle_options,
     open_emulator,
     open_emulator_pool,
@@ -107,10 +106,7 @@ class RunStatistics:
         return min(sets, key=len, default=None)
 
 
-_SECOND_SEES = 4
-
-_A_TURN, _OF_MANY_NODES = 64, 128
-"""Sessions of many nodes take 5 to 10 s to open: a whole test is asked about in a turn."""
+_A_TURN = 64
 
 _SILENT_S = 2.0
 """After so long a plan's inferences are told one by one."""
@@ -126,14 +122,13 @@ class Context:
     """``problem`` is what it works on, with the scales of the outputs. ``evaluator`` and ``second``
     emulate, in two arithmetics; ``engine`` builds, None without one.
 
-    ``emulator`` runs in this process, ``emulator_pool`` on workers where there are some;
-    ``rtx_sums`` is true where layer tables follow the measured sums of TensorRT for RTX. ``time``
+    ``emulator`` runs in this process, ``emulator_pool`` on workers where there are some; ``time``
     ends evaluations whose time is spent. ``in_turn`` if the second emulator and the reference make
     room for each other, and ``samples_a_turn`` how many samples are asked about before another's
-    turn comes. ``tests`` counts those on new copies, and ``copies_made_ahead`` those whose copies
-    were made before they began. ``in_hand`` is the smallest set of pins that passed all that the
-    validated search in work is made with, None where none did; ``refused`` are the plans that more
-    copies of the inputs miss than may. ``pace`` says how long an inference takes.
+    turn comes. ``tests`` counts those on new copies. ``in_hand`` is the smallest set of pins that
+    passed all that the validated search in work is made with, None where none did; ``refused`` are
+    the plans that more copies of the inputs miss than may. ``pace`` says how long an inference
+    takes.
     """
 
     def __init__(
@@ -153,20 +148,18 @@ class Context:
         self.folder = folder
         self.cache = cache
         self.opened = opened
-        turns = problem.reference.turns
-        self.in_turn = turns.apart
-        self.samples_a_turn = _OF_MANY_NODES if turns.many_nodes else _A_TURN
+        self.in_turn = problem.reference.is_large
+        self.samples_a_turn = _A_TURN
         self.emulator, self.emulator_pool = emulator, emulator_pool
         self.references = references or references_of(problem, folder)
         if emulator.device != CPU:
             self.references.use_for_copied(self._on_gpu)
         self.log: list[Evaluation] = []
-        self.tests, self.copies_made_ahead, self._told_at = 0, 0, time.monotonic()
+        self.tests, self._told_at = 0, time.monotonic()
         self.in_hand: frozenset[str] | None = None
         self.refused = set[PrecisionPlan]()
         self._augmented: dict[int, set[str]] = {}
         self._gpu_lock = Lock()
-        self.rtx_sums = has_rtx_sums(opened, problem.settings.precision)
         self.problem = self._problem = problem
         self._key = MetricReads(problem.metrics, problem.key, cache).key
         self._found: list[Finding] = []
@@ -174,19 +167,12 @@ class Context:
         self.further_rows = 0
         self._best: int | None = None
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
-        other: Runner = (
-            RtxRunner(emulator)
-            if self.rtx_sums
-            else WholeModelRunner(problem.graph, emulator.constants.owner, problem.reference.turns)
-        )
+        other = WholeModelRunner(problem.graph, emulator.constants.owner, problem.reference.turns)
         self.evaluator = self.evaluator_of(
             emulator_pool or emulator, 1 if emulator_pool is None else len(emulator_pool)
         )
-        # Sums as TensorRT's take seconds an inference: a few inputs must do.
         self._given = problem.samples
-        few = tuple(evenly(problem.samples, _SECOND_SEES))
-        self.second_sees = few if self.rtx_sums else problem.samples
-        self.second = self.evaluator_of(other, given=self.second_sees)
+        self.second = self.evaluator_of(other)
         self.pace = Pace(
             problem, emulator, cache, self.evaluator.key, beside_engine=opened is not None
         )
@@ -438,12 +424,11 @@ def _opened(
             engine = open_engine(problem, folder / "caches")
             if engine is not None:
                 opened.enter_context(closing(engine))
-        device, findings = asked.result()
+        device = asked.result()
         cache = opened.enter_context(claimed_folder(problem, folder))
-        timed = device != CPU and problem.settings.emulate_on == "auto"
-        for plan in begin if cache.is_new and not timed else ():
+        for plan in begin if cache.is_new else ():
             begin_engine(engine, plan)
-        emulator, noted = open_emulator(problem, device, cache)
+        emulator, noted = open_emulator(problem, device)
         emulator_pool = open_emulator_pool(problem, emulator, device)
         if emulator_pool is not None:
             opened.enter_context(closing(emulator_pool))
@@ -456,7 +441,7 @@ def _opened(
         context = Context(
             problem, heard, folder, cache, engine, emulator, emulator_pool, clock, references
         )
-        for finding in (*findings, *noted, *of_scales):
+        for finding in (*noted, *of_scales):
             context.note(finding)
         if engine is None and (words := idle_options(problem.settings)):
             context.note(Finding("no-engine", "", words))

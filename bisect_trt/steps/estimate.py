@@ -283,7 +283,7 @@ class _Timed:
 
 def _timed(problem: Problem, observer: Observer) -> _Timed:
     """Each kind as a run does it, in a folder that is thrown away."""
-    emulator, _ = open_emulator(problem, emulator_device(problem.settings)[0], None)
+    emulator, _ = open_emulator(problem, emulator_device(problem.settings))
     sample, plan = problem.samples[0], problem.base
     # Of hundreds of inputs some tell as much: this is no run.
     few = evenly(problem.samples, _COPIES)
@@ -355,8 +355,6 @@ def _judged(
     problem: Problem, judge: Evaluator, plan: PrecisionPlan, copies: Sequence[Sample]
 ) -> tuple[float, SearchSetResult]:
     """What judging ``copies`` takes, and shows."""
-    if problem.reference.turns.many_nodes:  # who was asked in between had its sessions closed
-        _outputs(judge.runner, plan, problem.samples[0])
     return _seconds(lambda: judge.judge(plan, copies))
 
 

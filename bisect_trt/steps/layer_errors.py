@@ -74,9 +74,8 @@ def trace_layers(problem: Problem, context: Context, samples: Sequence[Sample]) 
     Recalled from the cache where it is there.
     """
     precision = problem.settings.precision
-    how = "kernels" if context.rtx_sums else ""
     digests = [sample.digest for sample in samples]
-    key = context.evaluator.key("layer columns", precision.value, how, *digests)
+    key = context.evaluator.key("layer columns", precision.value, "", *digests)
     found = context.cache.recall(key)
     columns: dict[str, list[Any]]
     if found is not None:
@@ -88,7 +87,6 @@ def trace_layers(problem: Problem, context: Context, samples: Sequence[Sample]) 
     layers = problem.layers
     told = {"op": [x.op for x in layers], "scope": [x.scope for x in layers]}
     table = pd.DataFrame({"layer": [x.name for x in layers], **told, **columns})
-    problem.reference.turns.trim()
     return table
 
 
@@ -100,7 +98,7 @@ def _traced(
     ops = {layer.name: layer.op for layer in problem.layers}
     expected = len(samples) * len(problem.layers)
     for number, sample in enumerate(samples):
-        traced = context.emulator.trace(sample, plan, rtx_sums=context.rtx_sums)
+        traced = context.emulator.trace(sample, plan)
         done = number * len(problem.layers)
         waiting: deque[_Measured] = deque()
         for values in _until_failure(traced):

@@ -12,8 +12,6 @@ from bisect_trt.base.errors import BadInputError, MachineError
 from bisect_trt.base.limits import (
     LARGE,
     MANY,
-    SessionHabits,
-    adopt,
     in_words,
     keep_large_blocks_apart,
     room_bytes,
@@ -25,17 +23,10 @@ from bisect_trt.inputs.files import find_files, is_loader
 from bisect_trt.inputs.perturbations import LARGE_ARRAY
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import InputSpec
-from bisect_trt.model.phrases import shares_sessions
 from bisect_trt.model.save import weights_size
-from bisect_trt.model.shapes import (
-    Activations,
-    activations,
-    bodies_from,
-    inference_work,
-    live_bytes,
-)
-from bisect_trt.runners.concurrency import MANY_NODES, ROOM_BYTES, fitting
-from bisect_trt.runners.switched_session import room_beside
+from bisect_trt.model.shapes import activations, inference_work, live_bytes
+from bisect_trt.runners.concurrency import ROOM_BYTES
+from bisect_trt.runners.switched_session import KEPT_BYTES
 from bisect_trt.settings import Settings
 
 _COUNTED = 4
@@ -83,19 +74,12 @@ _COPIES = 128 << 20
 """Bytes of copies and references in memory, and of what the sessions of a few plans hold beside:
 fitted to the peaks of benchmarks/results/scale.md."""
 
-_NODE, _OF_MANY, _SHARED = 75_000, 40_000, 18_000
-"""Bytes of a node in the sessions that hold it, where those take turns, and where they serve many
-copies of a block or phrases of a kind: 4,000 nodes took 0.6 GB, 20,000 0.50 to 0.61, 60,000 1.0 to
-1.3."""
+_NODE = 75_000
+"""Bytes of a node in the sessions that hold it."""
 
 _A_THREAD, _SESSIONS_OF = 20_000, 400
 """Bytes of each thread beyond two that one call may use, for each node up to so many: every session
 has a pool of its own, with a queue a thread. Of 403 nodes' sessions 14 threads take 123 MB
-(benchmarks/results/scale.md)."""
-
-_LONG_S = 2e-4
-"""Seconds of a usual node from which on it is worth waking threads for. By their count RT-DETR's
-1.5 ms are; ViT-S' 0.25 ms make no difference; OCR models' 0.05 and 0.1 ms are not
 (benchmarks/results/scale.md)."""
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -105,18 +89,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Need:
     """``weights`` and ``activations`` (of one plain inference) in bytes; ``workers`` beside the
     process itself. ``activations`` is 0 where the inputs' shapes are not known beforehand.
-    ``nodes`` is their number, ``shares`` whether they are many and share few sessions,
-    ``small`` whether the usual tensor is known to be, and ``threads`` what a call may use (0: all);
-    ``untold`` whether most shapes follow from values and not from the inputs' shapes.
+    ``nodes`` is their number, ``untold`` whether most shapes follow from values and not from the
+    inputs' shapes.
     """
 
     weights: int
     activations: int
     workers: int
     nodes: int
-    shares: bool = False
-    small: bool = False
-    threads: int = 0
     untold: bool = False
 
     @property
@@ -124,20 +104,14 @@ class Need:
         """About the peak of all processes. A worker shares the weights as they are with the others
         and holds no reference.
         """
-        each = PROCESS + self._node * self.nodes + self._filled(room_beside(self.weights))
+        each = PROCESS + _NODE * self.nodes + self._filled(KEPT_BYTES)
         own = self._copies * self.weights + _NETWORKS * self.activations + self._filled(_COPIES)
         worker = each + self.weights + (_NETWORKS - 1) * self.activations
         # The workers together make as many inferences at once as this process does.
         more = self._more_at_once * (2 if self.workers else 1)
-        beyond = max(0, (self.threads or thread_count()) - 2)
+        beyond = max(0, thread_count() - 2)
         pools = _A_THREAD * min(self.nodes, _SESSIONS_OF) * beyond
         return int(each + own + more + pools + self.workers * worker)
-
-    @property
-    def _node(self) -> int:
-        if self.shares:
-            return _SHARED
-        return _OF_MANY if self.nodes >= MANY_NODES else _NODE
 
     @property
     def _more_at_once(self) -> int:
@@ -147,13 +121,10 @@ class Need:
 
     @property
     def _copies(self) -> float:
-        """How often weights are held: as they are, rounded, by a session that prepared them for its
-        kernels. Large ones are in memory as they are or in a session, small ones in two sessions
-        while the system's library keeps blocks that were freed.
+        """How often weights are held: as they are, rounded, and by sessions that prepared them for
+        their kernels. Of a large model one session is open at a time.
         """
-        if self.weights >= LARGE:
-            return 2.0
-        return 3.0 if self.weights >= MANY else 4.5
+        return 2.0 if self.weights >= LARGE else 4.5
 
     def _filled(self, store: int) -> int:
         """What lies in a store of so many bytes; those are empty where activations are large."""
@@ -188,32 +159,13 @@ def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     asked = settings.workers if settings.workers > 1 and settings.ray is None else 0
     beside = min(asked, thread_count())  # no more are hired
     nodes = len(graph.proto.graph.node)
-    on_cpu = settings.emulate_on != "cuda"
-    shares = on_cpu and nodes >= MANY_NODES and shares_sessions(graph)
     told = activations(graph, largest) if largest is not None else None
-    small = told is not None and told.small
-    threads = 0
-    if told is not None and largest is not None and on_cpu:
-        threads = _threads(graph, largest, told)
     untold = largest is not None and told is None
-    return Need(weights_size(graph.proto), live, beside, nodes, shares, small, threads, untold)
-
-
-def _threads(graph: Graph, inputs: Shapes, told: Activations) -> int:
-    """What a call may use: of calls made side by side each has its share. 0, for all, where one is
-    made at a time, or nodes are long enough for more; what bodies do is not counted.
-    """
-    threads = thread_count()
-    at_once = fitting(told.held, threads)
-    if at_once == 1 or bodies_from(graph, inputs):
-        return 0
-    nodes = max(1, len(graph.proto.graph.node))
-    return 0 if usual_seconds_on(graph, inputs) > _LONG_S * nodes else -(-threads // at_once)
+    return Need(weights_size(graph.proto), live, beside, nodes, untold)
 
 
 def check_need(need: Need, where: str) -> None:
-    """Refuse what does not fit, and let a large run, and no other of this process, save memory
-    where it costs some time.
+    """Refuse what does not fit, and let freed blocks of a large run go back to the system.
 
     Raises:
         MachineError: there is less free memory.
@@ -229,7 +181,6 @@ def check_need(need: Need, where: str) -> None:
         raise MachineError(
             f"{where}: this needs {need.sentence}, and may take {in_words(room)}: {what}"
         )
-    adopt(SessionHabits(need.activations >= LARGE, need.small, need.threads))
     if need.activations >= LARGE or need.weights >= MANY:
         keep_large_blocks_apart()
 

@@ -151,7 +151,7 @@ def test_every_emulator_gives_what_it_gives_from_memory(path: Path) -> None:
         for pair in (runners, wholes, [WholeModelRunner(graphs[0]), wholes[1]]):
             one, other = (next(iter(r.outputs(plan, [sample])))["y"] for r in pair)
             assert np.array_equal(one, other)
-        one, other = (r.outputs_by_node(plan, sample, rtx_sums=False)["y"] for r in runners)
+        one, other = (r.outputs_by_node(plan, sample)["y"] for r in runners)
         assert np.array_equal(one, other)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import pytest
 
-from bisect_trt.base.limits import SessionHabits, adopt
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.references import References
@@ -49,8 +48,6 @@ def test_as_many_as_have_room_and_no_more_than_there_are_cores(
     for room, expected in ((100 * each, 4), (3 * each, 3), (each // 2, 1)):
         monkeypatch.setattr(module, "ROOM_BYTES", room)
         assert Headroom(graph).at_once(sample) == expected
-    adopt(SessionHabits(frees_activations=True))
-    assert Headroom(graph).at_once(sample) == 1
 
 
 def test_what_is_not_told_of_its_size_is_run_alone() -> None:
