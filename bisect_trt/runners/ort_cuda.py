@@ -71,7 +71,7 @@ class OrtCudaRunner:
         self._layers = {layer.name for layer in self._graph.layers}
         self.timeout_s = timeout_s
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
-        self._worker = WorkerPool([IsolatedWorker(WORKER, {})], ends=(Verdict.CRASHED,))
+        self._worker = WorkerPool([IsolatedWorker(WORKER, {})])
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]

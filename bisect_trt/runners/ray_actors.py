@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bisect_trt.base.errors import (
@@ -22,10 +22,10 @@ from bisect_trt.base.errors import (
 from bisect_trt.base.interrupt import STOPPING
 from bisect_trt.base.limits import thread_count
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.runners.process import failure_of, must_end, raise_failure
+from bisect_trt.runners.process import LOOK_INTERVAL_S, Served, must_end
 
 LOCAL = "local"
-_CONNECT_S, _LOOK_S = 10.0, 0.5
+CONNECT_TIMEOUT_S = 10.0
 
 
 class RayActor:
@@ -44,7 +44,7 @@ class RayActor:
         asked = self._handle.call.remote(method, *arguments)
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
-            while not self._ray.wait([asked], timeout=_LOOK_S)[0]:
+            while not self._ray.wait([asked], timeout=LOOK_INTERVAL_S)[0]:
                 if STOPPING.is_set():
                     raise KeyboardInterrupt
                 if time.monotonic() > deadline:
@@ -54,42 +54,27 @@ class RayActor:
                         Verdict.TIMED_OUT,
                         lost=True,
                     )
-            kind, value = self._ray.get(asked)
+            succeeded, value = self._ray.get(asked)
         except self._ray.exceptions.RayError as error:
             raise RunnerFailedError(
                 f"the Ray actor was lost ({one_line(error, 120)})", Verdict.CRASHED, lost=True
             ) from error
-        if kind == "result":
+        if succeeded:
             return value
-        if must_end(kind, value):
+        if must_end(value):
             self._ray.kill(self._handle, no_restart=False)
-        raise_failure(kind, value)
+        raise value
 
     def close(self) -> None:
         """End the actor."""
         self._ray.kill(self._handle)
 
 
-class _Served:
-    """What an actor holds: the target object; failures travel as data, because Ray would drop what
-    they carry.
-    """
+class RayServed(Served):
+    """What an actor holds. Failures are answers: Ray would drop what an exception carries."""
 
     def __init__(self, target: str, shared: Sequence[Any]) -> None:
-        module, _, name = target.partition(":")
-        self._make: Callable[[], Any] = lambda: getattr(importlib.import_module(module), name)(
-            **importlib.import_module("ray").get(shared[0])
-        )
-        self._object: Any = None
-
-    def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
-        """("result", value), or how it failed."""
-        try:
-            if self._object is None:
-                self._object = self._make()
-            return "result", getattr(self._object, method)(*arguments)
-        except Exception as error:
-            return failure_of(error)
+        super().__init__(target, importlib.import_module("ray").get(shared[0]))
 
 
 def ray_actors(
@@ -97,6 +82,7 @@ def ray_actors(
     target: str,
     arguments: Mapping[str, Any],
     count: int,
+    *,
     gpus: float,
     cpus: int = 1,
 ) -> Sequence[RayActor]:
@@ -122,7 +108,7 @@ def ray_actors(
         if not count:
             raise RunnerUnavailableError("--ray local: this machine has no GPU for the workers")
     shared = ray.put(dict(arguments))
-    served = ray.remote(_Served).options(
+    served = ray.remote(RayServed).options(
         num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=3
     )
     # In a list the reference travels as it is: a restarted actor fetches the arguments again.
@@ -161,7 +147,7 @@ def _check_reachable(address: str) -> None:
     if not host or not port.isdigit():
         raise BadInputError(f"--ray {address}: write HOST:PORT, ray://HOST:PORT, auto or local")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise RunnerUnavailableError(
             f"--ray {address}: nothing answers there ({one_line(error, 80)})"

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -27,36 +27,18 @@ from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.steps.baselines import MOST_TRACED
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.engine_diagnosis import EngineTable
-from bisect_trt.steps.open_runners import EngineRunner, begin
+from bisect_trt.steps.open_runners import EngineRunner
 from bisect_trt.steps.problem import Problem
 
 BATCH_BYTES = 1 << 30
-TIME_BUDGET_S, _AHEAD_S = 20.0, 8.0
+TIME_BUDGET_S = 20.0
 """No further batch is begun that would end after it, by what the last one took for its size: each
-needs an engine, and every value of the model. Less where the first is built ahead, whose time has
-no build in it, and everybody waits for the table (ViT-L's has 811 of its 944 layers then; with a
-second one they take 12 s)."""
+needs an engine, and every value of the model."""
 
 _APART = 16 << 20
 """Bytes of a tensor from which on no two are compared at a time."""
 
 _MARKED, _DEBUGGED = "marked outputs", "debug tensors"
-
-
-def begin_tracing(
-    problem: Problem, context: Context, engine: Evaluator, plan: PrecisionPlan, names: Sequence[str]
-) -> None:
-    """Begin the first engine that :func:`trace_engine` will ask for, where it can be told before
-    anything was run.
-    """
-    samples = evenly(problem.samples, MOST_TRACED)
-    unknown = context.cache.recall(_key(problem, engine, plan, names, samples)) is None
-    if unknown and _how(context.opened) == _MARKED:
-        outputs_of = {layer.name: layer.outputs for layer in problem.layers}
-        sizes = _told_sizes(problem, samples)
-        if all(name in sizes for name in names):
-            for batch in islice(_batches(names, sizes), 1):
-                begin(context.opened, plan, [t for layer in batch for t in outputs_of[layer]])
 
 
 def _told_sizes(problem: Problem, samples: Sequence[Sample]) -> dict[str, int]:
@@ -99,8 +81,7 @@ def trace_engine(
     how = _how(runner)
     marked_score, count, note, for_want_of_memory = math.nan, 0, "", False
     began = time.monotonic()
-    waited_for = ended is None
-    deadline = began + (_AHEAD_S if runner.builds_ahead and waited_for else TIME_BUDGET_S)
+    deadline = began + TIME_BUDGET_S
     # Of all samples together; of a layer that could not be computed nothing is known.
     measured = dict(zip(names, layers["elements"].fillna(0) * 4, strict=True))
     sizes, per_byte = measured | _told_sizes(problem, samples), 0.0

@@ -22,13 +22,11 @@ from bisect_trt.base.errors import (
     RunnerUnavailableError,
     one_line,
 )
-from bisect_trt.base.limits import free_bytes, thread_count
-from bisect_trt.base.outcomes import Finding, Verdict
+from bisect_trt.base.limits import thread_count
+from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.cache import Cache, Row, content_key
-from bisect_trt.model.save import weights_size
-from bisect_trt.runners.base import Anticipating, Runner
 from bisect_trt.runners.concurrency import side_by_side
 from bisect_trt.runners.device import (
     CPU,
@@ -281,11 +279,8 @@ def _findings(layers: Sequence[str], device: Device, failure: str) -> tuple[Find
     return (Finding("cpu-fallback", layers[0], words),)
 
 
-_ATTEMPTS = 3
+EMULATOR_ATTEMPTS = 3
 """An emulated evaluation is asked again where its worker was lost: it kills nobody by itself."""
-
-_STALL_S = 60.0
-"""An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
 
 
 def open_emulator_pool(
@@ -322,11 +317,14 @@ def open_emulator_pool(
         members = ray_actors(settings.ray, SERVER, arguments, count, gpus=gpus, cpus=threads)
     else:
         members = [
-            IsolatedWorker(SERVER, arguments, seen, stall_s=_STALL_S)
+            IsolatedWorker(SERVER, arguments, seen)
             for seen in gpus_in_turn(visible_gpus() if device != CPU else (), count)
         ]
     return EmulatorPool(
-        local, WorkerPool(members, _ATTEMPTS), settings.evaluation_timeout_s, device
+        local,
+        WorkerPool(members, EMULATOR_ATTEMPTS, retry_timeouts=True),
+        settings.evaluation_timeout_s,
+        device,
     )
 
 
@@ -359,33 +357,6 @@ def baseline_plans(problem: Problem) -> tuple[PrecisionPlan, ...]:
     return PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), problem.base
 
 
-def begin(
-    engine: Runner | None,
-    plan: PrecisionPlan,
-    tensors: Sequence[str] = (),
-    copies: int = 1,
-    *,
-    spare: bool = False,
-) -> None:
-    """Begin what the engine will be asked; nothing where the runner cannot, or there is none."""
-    if isinstance(engine, Anticipating):
-        engine.build_ahead(plan, tensors, copies, spare=spare)
-
-
-def give_up(engine: Runner | None, but: PrecisionPlan) -> None:
-    """Nothing that was begun and is not in use will be asked for, ``but`` one plan's engines."""
-    if isinstance(engine, Anticipating):
-        engine.give_up(but)
-
-
-_REPEATED = (Verdict.CRASHED,)
-"""A crash is an engine's answer only if it repeats; a hang, which costs a time-out, at once."""
-
-_MOST_BUILDERS, _CORES_OF_ONE = 4, 4
-_A_BUILD, _LEAST_FREE = 4, 1 << 30
-"""Memory that a build takes: so many times the weights, and bytes (ViT-L: 1.2 GB of weights, 4.1 GB
-held at most)."""
-
 EngineRunner = TensorRTRunner | OrtCudaRunner
 
 
@@ -414,7 +385,6 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
             timeout_s=settings.evaluation_timeout_s,
             weak=settings.typing == "weak",
             hire=partial(_engine_pool, settings),
-            builders=_builders(problem),
         )
     except (RunnerUnavailableError, RunnerFailedError) as error:
         if settings.runner == "auto":
@@ -430,17 +400,6 @@ def has_rtx_sums(engine: EngineRunner | None, precision: Precision) -> bool:
     """
     rtx = isinstance(engine, TensorRTRunner) and "tensorrt_rtx" in engine.versions
     return rtx and precision is Precision.FP16
-
-
-def _builders(problem: Problem) -> int:
-    """How many engines may be built beside the emulation: where cores and memory are left for it,
-    and one process on this machine runs them.
-    """
-    settings, free = problem.settings, free_bytes()
-    if settings.ray is not None or settings.workers > 1 or free is None:
-        return 0
-    room = int(free // (_A_BUILD * weights_size(problem.graph.proto) + _LEAST_FREE))
-    return max(0, min(_MOST_BUILDERS, thread_count() // _CORES_OF_ONE, room - 1))
 
 
 def _engine_likely(module: str | None) -> bool:
@@ -463,13 +422,13 @@ def _engine_pool(settings: Settings, target: str, arguments: Mapping[str, Any]) 
     if settings.ray is not None:
         gpus = 0.5 if settings.emulate_on == "cuda" else 1  # the emulators take the other halves
         # They wait for their GPU: the cores are the emulators'.
-        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus, cpus=0)
-        return WorkerPool(actors, ends=_REPEATED)
+        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus=gpus, cpus=0)
+        return WorkerPool(actors)
     devices = visible_gpus()[: settings.workers]
     if settings.workers == 1 or len(devices) < 2:
-        return WorkerPool([IsolatedWorker(target, arguments)], ends=_REPEATED)
+        return WorkerPool([IsolatedWorker(target, arguments)])
     members = [IsolatedWorker(target, arguments, {"CUDA_VISIBLE_DEVICES": d}) for d in devices]
-    return WorkerPool(members, ends=_REPEATED)
+    return WorkerPool(members)
 
 
 def idle_options(chosen: Settings) -> str:

@@ -67,22 +67,6 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Prebuilt:
-    """An engine that another process built: the file it lies in, what building it showed, and the
-    file of its kernels where that process could compile them ("" where it could not).
-    """
-
-    path: str
-    built: Built
-    kernels: str = ""
-
-    def remove(self) -> None:
-        """Remove the files."""
-        for path in filter(None, (self.path, self.kernels)):
-            Path(path).unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
 class EngineRequest:
     """One engine to build: ``model`` is the ONNX file, its bytes or its path, which ``key`` tells
     from others by its content.
@@ -90,7 +74,7 @@ class EngineRequest:
     ``profile`` gives every input's shapes, ``values`` those of the small integer inputs, which may
     turn out to be shapes. ``weak`` is None for strong typing. ``debug`` names tensors whose values
     are wanted without marking them as outputs; ``producers`` maps the layers' output tensors to the
-    layers. ``prebuilt`` is the engine, where it was built ahead; nobody needs the model then.
+    layers.
     """
 
     model: bytes | str
@@ -103,7 +87,6 @@ class EngineRequest:
     values: Profile = field(default_factory=dict)
     options: EngineOptions = AS_USUAL
     key: str = ""
-    prebuilt: Prebuilt | None = None
 
 
 @dataclass(frozen=True)

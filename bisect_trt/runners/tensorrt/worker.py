@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ from bisect_trt.runners.tensorrt.records import (
     Built,
     EngineAnswer,
     EngineLayer,
-    EngineOptions,
     EngineRequest,
     cache_file,
     import_tensorrt,
@@ -62,7 +59,6 @@ class EngineWorker:
         self._cuda = Cuda(import_cuda())
         self._caches = Path(caches) if caches is not None else None
         self._kept: _Engine | None = None
-        self._began = time.time()
 
     def describe(self, weak: bool = False) -> dict[str, str]:
         """Versions and the GPU.
@@ -139,38 +135,20 @@ class EngineWorker:
         if self._kept is not None:  # two engines would be on the GPU for a moment
             self._kept.loaded.close()
             self._kept = None
-        built = self._built(request)
+        built = build_engine(self._trt, request, self._cache(request, "timing"))
         logger = make_logger(self._trt)
         kernels = self._cache(request, "kernels")
-        ahead = request.prebuilt.kernels if request.prebuilt is not None else ""
-        compiled = Path(ahead) if ahead else kernels
-        loaded = LoadedEngine(
-            self._trt, self._cuda, logger, built.engine, compiled, request.options
-        )
+        loaded = LoadedEngine(self._trt, self._cuda, logger, built.engine, kernels, request.options)
         latency = float("nan")
         if request.measure_latency:
             latency = loaded.first.latency_ms(_named(built, sample))
-        if kernels is not None and not (ahead and self._passes_more(kernels, Path(ahead))):
+        if kernels is not None:
             loaded.keep_kernels(kernels)
         messages = [*built.messages, *(m for m in logger.messages if m not in built.messages)]
         layers = _layers_of(loaded)
         size, known = len(built.engine), replace(built, engine=b"")
         self._kept = _Engine(key, known, loaded, messages, latency, layers, size)
         return self._kept
-
-    def _passes_more(self, kernels: Path, ahead: Path) -> bool:
-        """Whether another engine of this run compiled more than was compiled ahead for this one."""
-        if not kernels.exists():
-            return False
-        known = kernels.stat()
-        return known.st_mtime > self._began and known.st_size > ahead.stat().st_size
-
-    def _built(self, request: EngineRequest) -> Built:
-        ahead = request.prebuilt
-        if ahead is None:
-            return build_engine(self._trt, request, self._cache(request, "timing"))
-        # Its seconds were another process', beside others'.
-        return replace(ahead.built, engine=Path(ahead.path).read_bytes(), seconds={})
 
     def _cache(self, request: EngineRequest, kind: str) -> Path | None:
         if self._caches is not None:
@@ -210,12 +188,6 @@ def _key(request: EngineRequest) -> str:
     )
     return hashlib.sha256((known + flags).encode()).hexdigest()
 
-
-_ROOM_TIMES, _ROOM_BYTES = 3, 4 << 30
-"""Of the GPU's memory, of which the engine in use and an emulator take their parts meanwhile."""
-
-_MILDER = 10
-"""Steps of 19."""
 
 BUILD_WORKER = "bisect_trt.runners.tensorrt.worker:BuildWorker"
 
@@ -293,42 +265,6 @@ class BuildWorker:
             RunnerFailedError: BUILD_FAILED.
         """
         return len(build_engine(self._trt, request).engine)
-
-    def build_into(self, request: EngineRequest, path: str) -> Built:
-        """Write the engine to ``path``.
-
-        Raises:
-            RunnerFailedError: BUILD_FAILED.
-        """
-        built = build_engine(self._trt, request)
-        Path(path).write_bytes(built.engine)
-        return replace(built, engine=b"")
-
-    def give_way(self) -> None:
-        """Let other processes have the cores first, from here on."""
-        with suppress(AttributeError):  # no POSIX
-            os.nice(_MILDER)
-        # Of a session of its own, as this process has, Linux may weigh the session in its place.
-        with suppress(OSError):
-            Path("/proc/self/autogroup").write_text(str(_MILDER), encoding="ascii")
-
-    def compile(self, path: str, options: EngineOptions, known: str | None, beside: int) -> str:
-        """Compile the kernels of the engine in ``path`` where a GPU has room: making a context does
-        it, in 2 to 10 s for an engine that is new.
-
-        Raises:
-            RunnerFailedError: the engine cannot be loaded.
-            RunnerUnavailableError: there is no GPU.
-        """
-        cuda, size = Cuda(import_cuda()), Path(path).stat().st_size
-        if cuda.free_bytes() <= beside * _ROOM_TIMES * size + _ROOM_BYTES:
-            return ""
-        logger, before = make_logger(self._trt), Path(known) if known else None
-        engine = Path(path).read_bytes()
-        loaded = LoadedEngine(self._trt, cuda, logger, engine, before, options)
-        kernels = Path(f"{path}.kernels")
-        loaded.keep_kernels(kernels)
-        return str(kernels) if kernels.exists() else ""
 
 
 class ParsingWorker:
