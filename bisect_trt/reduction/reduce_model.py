@@ -26,8 +26,7 @@ from bisect_trt.runners.base import Restartable
 from bisect_trt.runners.ort_cuda import OrtCudaRunner
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions, installed_module
-from bisect_trt.runners.tensorrt.runner import TensorRTRunner
-from bisect_trt.runners.tensorrt.worker import BuildOnlyRunner
+from bisect_trt.runners.tensorrt.runner import BuildOnlyRunner, TensorRTRunner
 from bisect_trt.settings import Settings
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import Context

@@ -1,11 +1,10 @@
-"""The runner that asks engines."""
+"""The runners that build engines, and the one that asks them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,11 @@ from bisect_trt.model.weak_typing import WITHOUT_LAYER
 from bisect_trt.runners.base import UNSUPPORTED, Repeated
 from bisect_trt.runners.device import tf32_override
 from bisect_trt.runners.process import IsolatedWorker, Remote
+from bisect_trt.runners.tensorrt.execute import ENOUGH, REPEATS
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.readback import facts_of
 from bisect_trt.runners.tensorrt.records import (
     AS_USUAL,
-    ENOUGH,
-    REPEATS,
     EngineAnswer,
     EngineOptions,
     EngineRequest,
@@ -40,9 +38,10 @@ from bisect_trt.runners.tensorrt.records import (
 )
 
 ENGINE_WORKER = "bisect_trt.runners.tensorrt.worker:EngineWorker"
+BUILD_WORKER = "bisect_trt.runners.tensorrt.worker:BuildWorker"
 
-_RUNS_OF_ONE_LIMIT = 32
-"""Samples beyond which the runs of what is built may take another time-out: many are no hang."""
+SAMPLES_PER_TIMEOUT = 32
+"""Samples whose runs may take one time-out: many samples are no hang."""
 
 
 class TensorRTRunner:
@@ -80,11 +79,8 @@ class TensorRTRunner:
         self._options = options
         self._repeats = repeats
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
-        self._last: tuple[object, EngineRequest] | None = None
-        arguments = {
-            "module": module,
-            "caches": str(caches) if caches else None,
-        }
+        self._last: Hashable = None
+        arguments = {"module": module, "caches": str(caches) if caches else None}
         self._hire = partial(hire, ENGINE_WORKER, arguments)
         self._worker = self._hire()
         try:
@@ -104,10 +100,11 @@ class TensorRTRunner:
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         try:
-            first = samples[:1] if len(samples) > _RUNS_OF_ONE_LIMIT else samples
-            answer, written = self._ask(plan, first, measure_latency=True, repeats=self._repeats)
+            # Of many samples the first has the time-out of the build alone.
+            first = samples[:1] if len(samples) > SAMPLES_PER_TIMEOUT else samples
+            answer, written = self._ask(plan, first, repeats=self._repeats)
             if len(first) < len(samples):
-                answer, _ = self._ask(plan, samples, measure_latency=True, repeats=self._repeats)
+                answer, _ = self._ask(plan, samples, repeats=self._repeats)
         except RunnerFailedError as error:
             if plan.base.is_storage and error.node in self._names - plan.pinned:
                 self._facts[plan] = {UNSUPPORTED: [error.node]}
@@ -129,29 +126,63 @@ class TensorRTRunner:
     def marked(
         self, plan: PrecisionPlan, samples: Sequence[Sample], tensors: Sequence[str]
     ) -> list[dict[str, NDArray[Any]]]:
-        """The outputs and ``tensors`` of each sample, from an engine in which ``tensors`` are
-        outputs too. Marks break fusions, so the numbers are not those of the unmarked engine.
+        """The outputs and ``tensors`` of each sample, from an engine in which both are outputs.
+
+        Marks break fusions, so the numbers are not those of the unmarked engine.
         """
-        answer, _ = self._ask(plan, samples, tensors, measure_latency=False)
+        answer, _ = self._ask(plan, samples, tensors)
         return [
             {name: _as_float32(array) for name, array in counted[0][0].items()}
             for counted in answer.answers
         ]
 
-    def debugged(
-        self, plan: PrecisionPlan, samples: Sequence[Sample], tensors: Sequence[str]
-    ) -> list[dict[str, NDArray[Any]]]:
-        """The values of ``tensors`` of each sample from TensorRT's debug tensors; empty mappings
-        where it never reports them. Arguments as :meth:`marked`.
-        """
-        answer, _ = self._ask(plan, samples, measure_latency=False, debug=tensors)
-        return [
-            {name: _as_float32(array) for name, array in values.items()} for values in answer.debug
-        ]
-
     def close(self) -> None:
         """End the child process."""
         self._worker.close()
+
+    def _ask(
+        self,
+        plan: PrecisionPlan,
+        samples: Sequence[Sample],
+        tensors: Sequence[str] = (),
+        *,
+        repeats: int = 1,
+    ) -> tuple[EngineAnswer, float]:
+        """The engine's answer, and the seconds that writing its model took.
+
+        None where it is the last engine again.
+        """
+        key, limit, call = (plan, tuple(tensors)), self.timeout_s, self._worker.call
+        arrays = list(in_order(lambda s: dict(s.arrays), samples))  # perturbed ones are made again
+        if self._last == key:
+            longer = None if limit is None else limit * (1 + len(arrays) // SAMPLES_PER_TIMEOUT)
+            again: EngineAnswer | None = call("again", key, arrays, repeats, timeout_s=longer)
+            if again is not None:
+                return again, 0.0
+        began = time.perf_counter()
+        with self._request(plan, tensors) as request:
+            written = time.perf_counter() - began
+            answer: EngineAnswer = call("evaluate", request, arrays, repeats, timeout_s=limit)
+        self._last = key
+        return answer, written
+
+    @contextmanager
+    def _request(self, plan: PrecisionPlan, tensors: Sequence[str]) -> Iterator[EngineRequest]:
+        """What to build, with the model's file as long as the block lasts."""
+        model = self._written(plan)
+        with file_form(mark_outputs(model, tensors) if tensors else model) as form:
+            yield EngineRequest(
+                form.source,
+                self._profile,
+                # A pin means FP32: TF32 stays off unless it is asked for.
+                tf32=plan.base is Precision.TF32,
+                weak=WeakTyping(plan.base.value, plan.pinned, self._moved) if self._weak else None,
+                measure_latency=not tensors,
+                producers=self._producers,
+                values=self._values,
+                options=self._options,
+                key=(plan, tuple(tensors)),
+            )
 
     def _written(self, plan: PrecisionPlan) -> onnx.ModelProto:
         if not self._weak:
@@ -160,61 +191,56 @@ class TensorRTRunner:
         name_placeholder_dims(model.graph)
         return model
 
-    def _ask(
-        self,
-        plan: PrecisionPlan,
-        samples: Sequence[Sample],
-        tensors: Sequence[str] = (),
-        *,
-        measure_latency: bool,
-        debug: Sequence[str] = (),
-        repeats: int = 1,
-    ) -> tuple[EngineAnswer, float]:
-        """The engine's answer, and the seconds that writing its model took: none where it is the
-        last one again.
-        """
-        what = (plan, tuple(tensors), tuple(debug))
-        arrays = list(in_order(lambda s: dict(s.arrays), samples))  # drawn ones are made again
-        limit, call = self.timeout_s, self._worker.call
-        last = self._last  # another thread may ask of another plan meanwhile
-        if last is not None and last[0] == what:
-            longer = None if limit is None else limit * (1 + len(arrays) // _RUNS_OF_ONE_LIMIT)
-            again: EngineAnswer | None = call("again", last[1], arrays, repeats, timeout_s=longer)
-            if again is not None:
-                return again, 0.0
-        began = time.perf_counter()
-        with self._request(*what, measure_latency) as request:
-            written = time.perf_counter() - began
-            answer: EngineAnswer = call("evaluate", request, arrays, repeats, timeout_s=limit)
-        self._last = what, replace(request, model=b"")
-        return answer, written
 
-    @contextmanager
-    def _request(
+class BuildOnlyRunner:
+    """Builds a model in a child process and gives no outputs.
+
+    Raises:
+        RunnerUnavailableError: TensorRT is missing.
+    """
+
+    name = "tensorrt-build"
+
+    def __init__(
         self,
-        plan: PrecisionPlan,
-        tensors: Sequence[str],
-        debug: Sequence[str],
-        measure_latency: bool,
-    ) -> Iterator[EngineRequest]:
-        """What to build, with the model's file as long as the block lasts."""
-        weak = WeakTyping(plan.base.value, plan.pinned, self._moved) if self._weak else None
-        model = self._written(plan)
-        # A pin means FP32: the engine's TF32 switch stays off unless TF32 itself is asked for.
+        graph: Graph,
+        samples: Sequence[Sample],
+        module: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._graph = graph
+        self._profile = profile_of(graph.proto, samples, ())
+        self._values = values_of(samples)
+        self._timeout_s = timeout_s
+        self._worker = IsolatedWorker(BUILD_WORKER, {"module": module})
+        try:
+            described: dict[str, str] = self._worker.call("describe", timeout_s=timeout_s)
+        except RunnerFailedError:
+            self._worker.close()
+            raise
+        self.versions: Mapping[str, str] = described
+
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """Nothing, once the engine is built.
+
+        Raises:
+            RunnerFailedError: it does not build.
+        """
         tf32 = plan.base is Precision.TF32
-        with file_form(mark_outputs(model, tensors) if tensors else model) as form:
-            yield EngineRequest(
-                form.source,
-                self._profile,
-                tf32,
-                weak,
-                tuple(debug),
-                measure_latency,
-                self._producers,
-                self._values,
-                self._options,
-                form.key,
-            )
+        with file_form(to_typed(self._graph, plan)) as form:
+            request = EngineRequest(form.source, self._profile, tf32, values=self._values)
+            self._worker.call("build", request, timeout_s=self._timeout_s)
+        return iter(())
+
+    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
+        """None."""
+        return {}
+
+    def close(self) -> None:
+        """End the child process."""
+        self._worker.close()
 
 
 def _as_float32(array: NDArray[Any]) -> NDArray[Any]:
