@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import LifoQueue
 from threading import Event, Thread
-from types import TracebackType
 from typing import IO, Any, Protocol
 
 from bisect_trt.base.errors import (
@@ -220,12 +219,7 @@ class IsolatedWorker:
     def __enter__(self) -> IsolatedWorker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, request: tuple[str, Sequence[Any]], timeout_s: float | None) -> Answer:

@@ -34,13 +34,10 @@ class RayActor:
     def __init__(self, ray: Any, handle: Any, shared: Any) -> None:
         self._ray = ray
         self._handle = handle
-        # a restarted actor needs the arguments again: their reference must not go out of scope
-        self._shared = shared
+        self._shared = shared  # a restarted actor fetches its arguments again: they must be kept
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """As :meth:`Remote.call`; TIMED_OUT after ``timeout_s`` seconds, CRASHED where Ray gave the
-        actor up.
-        """
+        """As :meth:`Remote.call`; CRASHED where Ray gave the actor up."""
         asked = self._handle.call.remote(method, *arguments)
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -48,7 +45,7 @@ class RayActor:
                 if STOPPING.is_set():
                     raise KeyboardInterrupt
                 if time.monotonic() > deadline:
-                    self._ray.kill(self._handle, no_restart=False)
+                    self._replace()
                     raise RunnerFailedError(
                         f"no answer in {timeout_s:g} s: the Ray actor was killed",
                         Verdict.TIMED_OUT,
@@ -62,12 +59,15 @@ class RayActor:
         if succeeded:
             return value
         if must_end(value):
-            self._ray.kill(self._handle, no_restart=False)
+            self._replace()
         raise value
 
     def close(self) -> None:
         """End the actor."""
         self._ray.kill(self._handle)
+
+    def _replace(self) -> None:
+        self._ray.kill(self._handle, no_restart=False)
 
 
 class RayServed(Served):
@@ -91,8 +91,7 @@ def ray_actors(
     Raises:
         RunnerUnavailableError: Ray is not installed, or the cluster does not answer.
     """
-    # Its C++ side would print warnings of its own, with addresses that nobody typed, into the run's
-    # progress.
+    # Its C++ side would print warnings of its own into the run's progress.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray
@@ -101,9 +100,8 @@ def ray_actors(
     if not ray.is_initialized():
         _connect(ray, address, count * cpus)
     # A cluster that others run may get GPUs when they are asked for; this one never will.
-    resources: Any = ray.cluster_resources
     if address == LOCAL and gpus:
-        # Whoever waited for one would be taken for an engine that hangs.
+        resources: Any = ray.cluster_resources
         count = min(count, int(resources().get("GPU", 0.0) // gpus))
         if not count:
             raise RunnerUnavailableError("--ray local: this machine has no GPU for the workers")
@@ -116,21 +114,17 @@ def ray_actors(
 
 
 def _connect(ray: Any, address: str, cpus: int) -> None:
-    """Join the cluster at ``address``, or start one of ``cpus`` cores and of all there are: a run
-    may hire emulators beside its engines. Raises as :func:`ray_actors` does.
+    """Join the cluster at ``address``, or start one here.
+
+    It has all cores: a run may have emulators beside its engines.
     """
-    _check_reachable(address)
-    local = address == LOCAL
-    where: dict[str, Any] = (
-        {"num_cpus": max(cpus, thread_count())} if local else {"address": address}
-    )
+    where: dict[str, Any] = {"address": address}
+    if address == LOCAL:
+        where = {"num_cpus": max(cpus, thread_count()), "include_dashboard": False}
+    elif address != "auto":
+        _check_reachable(address)
     try:
-        ray.init(
-            **where,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            include_dashboard=False if local else None,
-        )
+        ray.init(**where, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise RunnerUnavailableError(
             f"--ray {address}: the cluster does not answer ({one_line(error, 120)})"
@@ -138,11 +132,7 @@ def _connect(ray: Any, address: str, cpus: int) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself waits for minutes where nothing listens. Raises :class:`BadInputError` for what is
-    no address.
-    """
-    if address in (LOCAL, "auto"):
-        return
+    """Ray itself waits for minutes where nothing listens."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise BadInputError(f"--ray {address}: write HOST:PORT, ray://HOST:PORT, auto or local")

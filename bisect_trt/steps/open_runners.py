@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -321,7 +320,6 @@ def open_emulator_pool(
             for seen in gpus_in_turn(visible_gpus() if device != CPU else (), count)
         ]
     return EmulatorPool(
-        local,
         WorkerPool(members, EMULATOR_ATTEMPTS, retry_timeouts=True),
         settings.evaluation_timeout_s,
         device,
@@ -329,18 +327,14 @@ def open_emulator_pool(
 
 
 def gpus_in_turn(gpus: Sequence[str], workers: int) -> list[dict[str, str]]:
-    """The environment of each of ``workers``: which of ``gpus`` it sees, all where none is
-    named.
-    """
+    """The environment of each worker: which of ``gpus`` it sees, all where none is named."""
     if not gpus:
-        return [{} for _ in range(workers)]
+        return [{}] * workers
     return [{"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} for i in range(workers)]
 
 
 def shared_out(workers: int, threads: int) -> tuple[int, int]:
-    """How many of ``workers`` are hired on a machine with so many ``threads`` to use, and how many
-    each of them gets: together never more.
-    """
+    """How many workers a machine gets, and the threads of each: together never more than all."""
     count = min(workers, threads)
     return count, threads // count
 
@@ -403,32 +397,26 @@ def has_rtx_sums(engine: EngineRunner | None, precision: Precision) -> bool:
 
 
 def _engine_likely(module: str | None) -> bool:
-    """Whether it is worth starting a process to ask: TensorRT is installed and NVIDIA's driver
-    library loads.
-    """
+    """Whether TensorRT is installed and NVIDIA's driver library loads."""
     if installed_module(module) is None:
         return False
     try:
-        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
     return True
 
 
 def _engine_pool(settings: Settings, target: str, arguments: Mapping[str, Any]) -> WorkerPool:
-    """One worker a GPU, at most ``--workers`` of them: processes here, each with its own
-    CUDA_VISIBLE_DEVICES, or Ray actors.
-    """
+    """One worker a GPU, at most ``--workers`` of them: processes here, or Ray actors."""
     if settings.ray is not None:
         gpus = 0.5 if settings.emulate_on == "cuda" else 1  # the emulators take the other halves
         # They wait for their GPU: the cores are the emulators'.
         actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus=gpus, cpus=0)
         return WorkerPool(actors)
-    devices = visible_gpus()[: settings.workers]
-    if settings.workers == 1 or len(devices) < 2:
-        return WorkerPool([IsolatedWorker(target, arguments)])
-    members = [IsolatedWorker(target, arguments, {"CUDA_VISIBLE_DEVICES": d}) for d in devices]
-    return WorkerPool(members)
+    devices = visible_gpus()[: settings.workers] if settings.workers > 1 else []
+    seen = gpus_in_turn(devices, max(1, len(devices)))
+    return WorkerPool([IsolatedWorker(target, arguments, environment) for environment in seen])
 
 
 def idle_options(chosen: Settings) -> str:

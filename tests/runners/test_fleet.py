@@ -52,7 +52,7 @@ def fleet_of(workers: list[IsolatedWorker]) -> tuple[EmulatedRunner, EmulatorPoo
     local = EmulatedRunner(fixture.model)
     arguments = server_arguments(fixture.model, Precision.FP16, 1)
     workers += [IsolatedWorker(SERVER, arguments) for _ in range(2)]
-    return local, EmulatorPool(local, WorkerPool(workers, attempts=3, retry_timeouts=True)), sample
+    return local, EmulatorPool(WorkerPool(workers, attempts=3, retry_timeouts=True)), sample
 
 
 @pytest.mark.parametrize("own", [SessionHabits(True, False, 3), SessionHabits(False, True, 1)])
@@ -130,7 +130,7 @@ def test_an_emulator_s_worker_that_is_always_lost_ends_the_run(verdict: Verdict)
     fixture = encoder_decomposed()
     doomed = Doomed(verdict)
     worker_pool = WorkerPool([doomed], attempts=3, retry_timeouts=True)
-    emulator_pool = EmulatorPool(EmulatedRunner(fixture.model), worker_pool)
+    emulator_pool = EmulatorPool(worker_pool)
     with pytest.raises(MachineError, match=r"--workers 1: .*SIGSEGV.*nothing is concluded"):
         list(emulator_pool.outputs(PrecisionPlan(Precision.FP16), [Sample("one", fixture.inputs)]))
     assert doomed.calls == 3

@@ -85,7 +85,7 @@ class Built:
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """One layer of a built engine: the ONNX nodes fused into it, and its inputs' and outputs' types."""
+    """One layer of a built engine: the ONNX nodes fused into it and the types of its tensors."""
 
     name: str
     nodes: tuple[str, ...]
