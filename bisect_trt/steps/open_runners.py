@@ -278,10 +278,6 @@ def _findings(layers: Sequence[str], device: Device, failure: str) -> tuple[Find
     return (Finding("cpu-fallback", layers[0], words),)
 
 
-EMULATOR_ATTEMPTS = 3
-"""An emulated evaluation is asked again where its worker was lost: it kills nobody by itself."""
-
-
 def open_emulator_pool(
     problem: Problem, local: EmulatedRunner, device: Device
 ) -> EmulatorPool | None:
@@ -319,11 +315,9 @@ def open_emulator_pool(
             IsolatedWorker(SERVER, arguments, seen)
             for seen in gpus_in_turn(visible_gpus() if device != CPU else (), count)
         ]
-    return EmulatorPool(
-        WorkerPool(members, EMULATOR_ATTEMPTS, retry_timeouts=True),
-        settings.evaluation_timeout_s,
-        device,
-    )
+    # An emulated evaluation does not kill its worker by itself.
+    worker_pool = WorkerPool(members, attempts=3, retry_timeouts=True)
+    return EmulatorPool(worker_pool, settings.evaluation_timeout_s, device)
 
 
 def gpus_in_turn(gpus: Sequence[str], workers: int) -> list[dict[str, str]]:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.base.atomic_files import write_whole
 from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import Verdict
+from bisect_trt.runners.process import LOG_LINES
 from bisect_trt.runners.tensorrt.buffers import Cuda
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest, WeakTyping
 
 if TYPE_CHECKING:
     import tensorrt
 
-LOG_LINES = 8
 LIBRARIES_BYTES = 256 << 20
 """What the libraries under TensorRT take for themselves: where less of the GPU's memory is left
 their errors are of other things (CUDNN_STATUS_INTERNAL_ERROR)."""

@@ -28,8 +28,6 @@ _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1e\x1f]|\[ONNX Layer|$|\s*\+)")
 _NOTABLE = re.compile(
     r"layernorm|overflow|precision|FP16|half|subnormal|fp32|out of range|NaN|infin", re.IGNORECASE
 )
-MIN_NAME_LENGTH = 4
-"""Of a layer's name for it to be looked for in a message."""
 
 
 def facts_of(
@@ -97,7 +95,8 @@ def warnings_as_findings(
     messages: Iterable[tuple[str, str]], names: Iterable[str]
 ) -> list[Finding]:
     """The builder's errors, and its warnings that concern numerics, by the layer they name."""
-    known = sorted((n for n in names if len(n) >= MIN_NAME_LENGTH), key=len, reverse=True)
+    # Names of up to three letters are in many messages by chance.
+    known = sorted((n for n in names if len(n) > 3), key=len, reverse=True)
     return [
         Finding("builder", _named_in(text, known), f"the builder says: {_shortened(text)}")
         for severity, text in messages
