@@ -204,6 +204,6 @@ def test_an_engine_that_writes_beside_its_buffers_is_not_believed(
     engine: Engine, memory: HostMemory
 ) -> None:
     engine.written_beside = 4
-    with pytest.raises(RunnerFailedError, match="outside .* beside tensor 'y'") as caught:
+    with pytest.raises(RunnerFailedError, match=r"outside .* beside tensor 'y'") as caught:
         worker.EngineWorker(None).evaluate(REQUEST, SAMPLES, 1)
     assert caught.value.lost and not memory.blocks
