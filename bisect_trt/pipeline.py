@@ -41,7 +41,6 @@ from bisect_trt.report.summarise import Result, summarise, summarise_interrupted
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.answer import (
     RunState,
-    begin_reproducibility,
     end_search,
     inputs_table,
     looked_at_again,
@@ -58,11 +57,10 @@ from bisect_trt.steps.baselines import (
 from bisect_trt.steps.confirm import decide_on_engine
 from bisect_trt.steps.context import Context, let_go, open_context, plans_of
 from bisect_trt.steps.diagnosis import Triage, find_cause
-from bisect_trt.steps.engine_baselines import begin_engine, measure_engine, with_table
+from bisect_trt.steps.engine_baselines import measure_engine, with_table
 from bisect_trt.steps.estimate import expected_sets
 from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.golden import check_golden
-from bisect_trt.steps.open_runners import baseline_plans
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
@@ -133,9 +131,8 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     problem = load(settings, TimedObserver(observer, time_budget))
     time_budget.keep(time.perf_counter() - began)  # writing takes about as long as reading
     check_can_be_written(problem.graph, problem.base)
-    plans = baseline_plans(problem)
     with (
-        open_context(problem, observer, time_budget=time_budget, begin=plans) as context,
+        open_context(problem, observer, time_budget=time_budget) as context,
         closing(Beside()) as beside,
     ):
         problem = replace(context.problem, on_engine=context.engine is not None)
@@ -187,9 +184,8 @@ def _look_into(known: RunState, context: Context) -> Iterator[RunState]:
     """
     known = _with_engine_table(known, context)
     yield known
-    # The copies run where the engine is, while it is built for the further processes. An answer
-    # that these take back, or that Ctrl-C keeps from them, holds on nothing.
-    begin_reproducibility(known, context)
+    # The copies run where the engine is, before it is built in further processes. An answer that
+    # these take back, or that Ctrl-C keeps from them, is validated on nothing.
     validation = validation_of_answer(known, context)
     known = with_reproducibility(known, context)
     known = known.with_(validation=validation if known.not_reproducible is None else None)
@@ -234,7 +230,7 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
     began = time.perf_counter()
     observer = observer or Observer()
     problem = load(settings, observer)
-    with open_context(problem, observer, "-compare", begin=baseline_plans(problem)) as context:
+    with open_context(problem, observer, "-compare") as context:
         problem = context.problem
         refuse_answer(context.folder)
         discard(context.folder)
@@ -261,7 +257,6 @@ def _measure(
     if settled is not None:
         yield known.with_(settled=settled)
         return
-    begin_engine(problem, context)
     baselines = measure_baselines(problem, context)
     if context.engine is None:
         stepped = holding_stepped(problem, context, baselines.layers)

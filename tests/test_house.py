@@ -101,7 +101,7 @@ def test_no_module_imports_itself_around_a_circle() -> None:
 
 
 def test_worker_processes_know_no_models() -> None:
-    for name in ("process", "worker_process", "ray_actors"):
+    for name in ("process", "ray_actors"):
         ours = {m for m in imports(PACKAGE / "runners" / f"{name}.py") if "bisect_trt" in m}
         strange = {m for m in ours if folder_of(m) != "base" and m.count(".") != 2}
         assert not strange, f"{name}.py imports {strange}"

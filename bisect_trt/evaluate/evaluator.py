@@ -29,7 +29,7 @@ from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.error_sample import ErrorSample
 from bisect_trt.metrics.errors import farthest_apart
 from bisect_trt.metrics.requirements import Judged, Requirements
-from bisect_trt.runners.base import Anticipating, Patient, Repeated, Runner
+from bisect_trt.runners.base import Patient, Repeated, Restartable, Runner
 
 _AT_ONCE = 64
 """Samples that are prepared and then run: whoever ends it has answers on those before."""
@@ -452,7 +452,7 @@ class Evaluator:
         wanted = [s for s in self._given if s.digest not in known]
         kept: dict[str, Arrays] | None = {} if self.requirements.collective else None
         prepare: Callable[[Sequence[Sample]], None] | None = self._prepare
-        if isinstance(self.runner, Anticipating):
+        if isinstance(self.runner, Restartable):
             # Its next call may be another worker's, which builds the engine again: there is one.
             self._prepare(wanted)
             prepare = None

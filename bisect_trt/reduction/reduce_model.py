@@ -13,7 +13,7 @@ from onnx import ModelProto
 from bisect_trt.base.atomic_files import sweep
 from bisect_trt.base.errors import BadInputError, MachineError, RunnerUnavailableError
 from bisect_trt.base.interrupt import Observer, TimeBudget
-from bisect_trt.base.outcomes import Cause, Verdict
+from bisect_trt.base.outcomes import Cause
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
 from bisect_trt.inputs.samples import load_samples
@@ -26,8 +26,7 @@ from bisect_trt.runners.base import Restartable
 from bisect_trt.runners.ort_cuda import OrtCudaRunner
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions, installed_module
-from bisect_trt.runners.tensorrt.runner import TensorRTRunner
-from bisect_trt.runners.tensorrt.worker import BuildOnlyRunner
+from bisect_trt.runners.tensorrt.runner import BuildOnlyRunner, TensorRTRunner
 from bisect_trt.settings import Settings
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import Context
@@ -103,7 +102,7 @@ def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> Open
 
 def _once_more(target: str, arguments: Mapping[str, Any]) -> WorkerPool:
     """A crash is an engine's answer only if it repeats."""
-    return WorkerPool([IsolatedWorker(target, arguments)], ends=(Verdict.CRASHED,))
+    return WorkerPool([IsolatedWorker(target, arguments)])
 
 
 def result_folder(settings: Settings, what: str) -> Path:

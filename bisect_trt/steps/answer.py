@@ -33,7 +33,6 @@ from bisect_trt.steps.context import Context, RunStatistics
 from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.engine_diagnosis import (
-    begin_further,
     not_reproducible,
     over_processes,
     runs_of,
@@ -371,13 +370,6 @@ def _note_budget(context: Context, validation: Validation, wanted: int) -> None:
         f"{wanted} of a kind: the same command with more minutes goes on"
     )
     context.note(Finding("budget", "", message))
-
-
-def begin_reproducibility(known: RunState, context: Context) -> None:
-    """Begin the engines that :func:`with_reproducibility` will ask for."""
-    result = _stood_on(known)
-    if result is not None and result.verdict.passed:
-        begin_further(context, result.plan)
 
 
 def with_reproducibility(known: RunState, context: Context) -> RunState:

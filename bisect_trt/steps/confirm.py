@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from bisect_trt.base.outcomes import Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.runners.base import Anticipating
 from bisect_trt.search.minimise import (
     SCALED_MARGIN,
     Headroom,
@@ -25,47 +23,17 @@ from bisect_trt.steps.baselines import Baselines
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.engine_baselines import EngineBaselines
-from bisect_trt.steps.engine_diagnosis import begin_further
-from bisect_trt.steps.open_runners import begin, give_up
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal
 from bisect_trt.steps.select_fitted import Bisection, bisect, known_strength
 from bisect_trt.steps.select_robust import MARGIN, as_searched
 from bisect_trt.steps.sensitivity import suspicion_of
-from bisect_trt.steps.tradeoff import measure_tradeoff
 from bisect_trt.steps.validation import put_to_test
 from bisect_trt.steps.validation_inputs import (
     MAX_TESTS,
-    TestCopies,
     next_test,
-    planned_test,
     set_size,
 )
-
-
-def use_build_wait(
-    problem: Problem, context: Context, triage: Triage, baselines: Baselines, plan: PrecisionPlan
-) -> None:
-    """Compute the references of the copies that the engine of ``plan`` will be tested on, and its
-    tradeoff: RT-DETR's engine is built in 20 s, and these take 15.
-
-    Nothing where no engine is built beside this process, or the run's time is limited: the search
-    comes first then.
-    """
-    engine, opened = context.engine, context.opened
-    if engine is None or not isinstance(opened, Anticipating) or not opened.builds_ahead:
-        return
-    known = engine.knows(context.plan_for(engine, plan))
-    if known or not engine.new_evaluations or math.isfinite(context.time.left_s):
-        return
-    if context.tests < MAX_TESTS:
-        test = planned_test(problem, context.tests, context.pace.usual_seconds, last=False)
-        copies = TestCopies(problem, context, [engine], test)
-        for kind in copies.kinds:
-            for _ in islice(copies.of(kind), test.enough * set_size(problem)):
-                pass
-    measure_tradeoff(problem, context, baselines, triage.base, triage.ranking, plan, again=True)
-
 
 DEFAULT_MAX_BUILDS = 8
 MAX_SEARCHES = 4
@@ -115,14 +83,12 @@ class Emulated:
 
     ``search`` gives their answer within a share of the tolerance, None where even all pins miss it
     there; ``score`` scores a set of pins on the given inputs, ``score_on_perturbed`` is its largest
-    score over the copies that the search was made with, None without any. ``meanwhile`` is called
-    with a set that was searched for and will be built next.
+    score over the copies that the search was made with, None without any.
     """
 
     search: Callable[[float], Bisection | None]
     score: Callable[[frozenset[str]], float]
     score_on_perturbed: Callable[[frozenset[str]], float] | None = None
-    meanwhile: Callable[[frozenset[str]], None] = lambda _: None
 
 
 class EngineJudge:
@@ -165,7 +131,7 @@ class EngineJudge:
                 if found is None or found.pinned in self._tried:
                     break
                 self._bisection, pins = found, found.pinned
-                result = self._build(pins, self._emulated.meanwhile)
+                result = self._build(pins)
                 if result.verdict.passed and self._is_no_luck(pins):
                     pins = self._shrunk(pins, limit)
                     break
@@ -226,13 +192,10 @@ class EngineJudge:
             return Headroom(limit, self._floors[0], SCALED_MARGIN).kept
         return tightened(limit, result.score, self._emulated.score(pins), self._floors)
 
-    def _build(
-        self, pins: frozenset[str], meanwhile: Callable[[frozenset[str]], None] = lambda _: None
-    ) -> Evaluation:
+    def _build(self, pins: frozenset[str]) -> Evaluation:
         if pins not in self._tried:
             if len(self._tried) >= self._max_builds:
                 raise OutOfBuildsError
-            meanwhile(pins)
             self._tried[pins] = self._engine.evaluate(self._base.with_pins(pins))
         return self._tried[pins]
 
@@ -269,7 +232,7 @@ class EngineJudge:
             found = self._emulated.search(wider) if worthwhile else None
             if found is None or len(found.pinned) >= len(pins):
                 break
-            if not self._build(found.pinned, self._emulated.meanwhile).verdict.passed:
+            if not self._build(found.pinned).verdict.passed:
                 break
             if not self._is_no_luck(found.pinned):
                 break
@@ -322,9 +285,6 @@ def decide_on_engine(
     robust = triage.unseen is not None and problem.settings.pick is None
     emulators = _Emulators(problem, context, engine, emulated, triage, first)
 
-    def meanwhile(pins: frozenset[str]) -> None:
-        use_build_wait(problem, context, triage, emulated, triage.base.with_pins(pins))
-
     def tested(pins: frozenset[str]) -> Validation | None:
         if context.tests >= MAX_TESTS:  # no confidence is left to spend
             return None
@@ -337,7 +297,7 @@ def decide_on_engine(
 
     asked = Emulated(emulators.search, emulators.score)
     if robust:
-        asked = replace(asked, score_on_perturbed=emulators.score_on_perturbed, meanwhile=meanwhile)
+        asked = replace(asked, score_on_perturbed=emulators.score_on_perturbed)
     judge = EngineJudge(
         engine,
         triage.base,
@@ -399,22 +359,7 @@ class _Emulators:
         context, triage, asked = self._context, self._triage, (limit, self._fewest)
         if asked not in self._known:
             self._known[asked] = bisect(self._problem, context, self._emulated, triage, *asked)
-        found = self._known[asked]
-        if found is not None:  # if it is the answer, it is run in more processes
-            answer = context.plan_for(self._engine, triage.base.with_pins(found.pinned))
-            give_up(context.opened, answer)
-            begin_further(context, answer)
-            if found.ranked:
-                self._begin_next(found.pinned)
-        return found
-
-    def _begin_next(self, pins: frozenset[str]) -> None:
-        """Begin the engine of the set that follows if new copies refuse ``pins``, as it mostly is:
-        ViT-L's are refused twice, and waiting for each of its engines takes ten seconds.
-        """
-        plan = self._first(self._longer(pins, 1.0))
-        if self._engine.new_evaluations and not self._engine.knows(plan):
-            begin(self._context.opened, plan, spare=True)
+        return self._known[asked]
 
     def _longer(self, pins: frozenset[str], share: float) -> int:
         """How many of the ranking to go on with if ``pins`` are refused and may leave ``share``."""
@@ -423,11 +368,6 @@ class _Emulators:
         strength = [known.get(name, 0.0) for name in ranking]
         return longer(strength, len(pins), share, 2**self._refusals)
 
-    def _first(self, count: int) -> PrecisionPlan:
-        """The first so many of the ranking pinned, as the engine takes it."""
-        pins = frozenset(as_searched(self._problem, self._triage.ranking)[:count])
-        return self._context.plan_for(self._engine, self._triage.base.with_pins(pins))
-
     def hear_refused(self, pins: frozenset[str], refused: Refusal) -> None:
         """Hear what spoke against the engine of ``pins``: a set of no more pins would cost another
         build and be refused as well.
@@ -435,7 +375,6 @@ class _Emulators:
         self._in_vain = self._in_vain or self._do_as_all_pins(pins, refused.samples)
         self._fewest = max(self._fewest, self._longer(pins, MARGIN / refused.score))
         self._refusals += 1
-        give_up(self._context.opened, self._first(self._fewest))
 
     def _do_as_all_pins(self, pins: frozenset[str], samples: Sequence[Sample]) -> bool:
         """Whether all pins leave as much of the error of ``samples`` as ``pins`` do, by the

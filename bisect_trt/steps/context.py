@@ -43,7 +43,6 @@ from bisect_trt.steps.open_runners import (
     open_emulator_pool,
     open_engine,
 )
-from bisect_trt.steps.open_runners import begin as begin_engine
 from bisect_trt.steps.output_scales import check_parts, with_scales
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.run_folder import MetricReads, claimed_folder, folder_of
@@ -388,7 +387,6 @@ def open_context(
     observer: Observer,
     suffix: str = "",
     time_budget: TimeBudget | None = None,
-    begin: Sequence[PrecisionPlan] = (),
 ) -> Iterator[Context]:
     """Open what the run needs.
 
@@ -399,7 +397,7 @@ def open_context(
         StoppedError: the user ended the block; what was answered is in the cache.
     """
     try:
-        with _opened(problem, observer, suffix, time_budget, begin) as context:
+        with _opened(problem, observer, suffix, time_budget) as context:
             yield context
     except StoppedError:
         raise
@@ -413,7 +411,6 @@ def _opened(
     observer: Observer,
     suffix: str,
     time_budget: TimeBudget | None,
-    begin: Sequence[PrecisionPlan],
 ) -> Iterator[Context]:
     """As :func:`open_context`."""
     with ExitStack() as opened:
@@ -426,8 +423,6 @@ def _opened(
                 opened.enter_context(closing(engine))
         device = asked.result()
         cache = opened.enter_context(claimed_folder(problem, folder))
-        for plan in begin if cache.is_new else ():
-            begin_engine(engine, plan)
         emulator, noted = open_emulator(problem, device)
         emulator_pool = open_emulator_pool(problem, emulator, device)
         if emulator_pool is not None:

@@ -42,8 +42,8 @@ from bisect_trt.steps.engine_diagnosis import (
     reproducibility_of_failure,
     what_fp32_is,
 )
-from bisect_trt.steps.engine_layer_errors import begin_tracing, trace_engine
-from bisect_trt.steps.open_runners import baseline_plans, begin
+from bisect_trt.steps.engine_layer_errors import trace_engine
+from bisect_trt.steps.open_runners import baseline_plans
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.samples import usable
 from bisect_trt.steps.validation import put_to_test
@@ -281,26 +281,6 @@ class EngineBaselines:
     def by_label(self) -> dict[str, Evaluation]:
         """The baselines as rows of the outputs table."""
         return {f"{self.runner} {r.plan.base.value}": r for r in (self.fp32, self.tf32, self.base)}
-
-
-def begin_engine(problem: Problem, context: Context) -> None:
-    """Begin what :func:`measure_engine` will ask of the engine, beside what the emulators do;
-    nothing where a run before this one was settled by the emulators' FP32.
-    """
-    if context.engine is None:
-        return
-    strict = PrecisionPlan(Precision.FP32)
-    if context.evaluator.knows(strict) and not context.evaluator.evaluate(strict).verdict.passed:
-        return
-    for wanted in dict.fromkeys(baseline_plans(problem)):
-        if not context.engine.knows(wanted):
-            begin(context.opened, wanted)
-    if not context.engine.knows(problem.base):
-        named = [
-            x.name for x in problem.layers if problem.marked is None or x.name in problem.marked
-        ]
-        plan = PrecisionPlan(problem.settings.precision, held=problem.unsupported)
-        begin_tracing(problem, context, context.engine, plan, named)
 
 
 def measure_engine(

@@ -23,7 +23,6 @@ from bisect_trt.metrics.errors import TensorError
 from bisect_trt.metrics.requirements import times
 from bisect_trt.runners.base import Patient, Restartable
 from bisect_trt.steps.context import Context
-from bisect_trt.steps.open_runners import begin
 
 OUT_OF_LINE = 1e-2
 """An error of a hundredth of a layer's range is none that FP32 or TF32 arithmetic makes."""
@@ -128,7 +127,7 @@ class _InFurtherProcess:
 
 def over_processes(context: Context, result: Evaluation) -> Reproducibility:
     """The runs of ``result``'s engine, and those of it built again in further processes, where the
-    runner has some. :func:`begin_further` lets these be built beside something else before.
+    runner has some.
     """
     results, runner = [result], context.opened
     if not isinstance(runner, Restartable):
@@ -141,19 +140,6 @@ def over_processes(context: Context, result: Evaluation) -> Reproducibility:
             if taken_back or runs_of(results).decides:
                 break
     return runs_of(results)
-
-
-def begin_further(context: Context, plan: PrecisionPlan) -> None:
-    """Begin the engine of ``plan`` and those that :func:`over_processes` will ask for, where they
-    are not known; nothing in a run that has built none yet: it repeats another.
-    """
-    if (
-        isinstance(context.opened, Restartable)
-        and context.engine
-        and context.engine.new_evaluations
-    ):
-        asked = context.engine, *_further(context, context.opened)
-        begin(context.opened, plan, copies=sum(not evaluator.knows(plan) for evaluator in asked))
 
 
 def _further(context: Context, runner: Restartable) -> list[Evaluator]:
@@ -273,7 +259,6 @@ def reproducibility_of_failure(
         seen = runs_of([fp32])
         if seen.decides:
             return seen
-        begin_further(context, fp32.plan)
         return over_processes(context, fp32)
     # What misses in every run needs pins first; the answer's engine is looked at again.
     may_pass = base.best_score is not None and base.best_score <= 1.0

@@ -1,14 +1,11 @@
-"""Each layer's error on the engine, from debug tensors where they work, else from engines with
-outputs marked in batches.
-"""
+"""Each layer's error on the engine, from engines with outputs marked in batches."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -27,36 +24,17 @@ from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.steps.baselines import MOST_TRACED
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.engine_diagnosis import EngineTable
-from bisect_trt.steps.open_runners import EngineRunner, begin
 from bisect_trt.steps.problem import Problem
 
 BATCH_BYTES = 1 << 30
-TIME_BUDGET_S, _AHEAD_S = 20.0, 8.0
+TIME_BUDGET_S = 20.0
 """No further batch is begun that would end after it, by what the last one took for its size: each
-needs an engine, and every value of the model. Less where the first is built ahead, whose time has
-no build in it, and everybody waits for the table (ViT-L's has 811 of its 944 layers then; with a
-second one they take 12 s)."""
+needs an engine, and every value of the model."""
 
 _APART = 16 << 20
 """Bytes of a tensor from which on no two are compared at a time."""
 
-_MARKED, _DEBUGGED = "marked outputs", "debug tensors"
-
-
-def begin_tracing(
-    problem: Problem, context: Context, engine: Evaluator, plan: PrecisionPlan, names: Sequence[str]
-) -> None:
-    """Begin the first engine that :func:`trace_engine` will ask for, where it can be told before
-    anything was run.
-    """
-    samples = evenly(problem.samples, MOST_TRACED)
-    unknown = context.cache.recall(_key(problem, engine, plan, names, samples)) is None
-    if unknown and _how(context.opened) == _MARKED:
-        outputs_of = {layer.name: layer.outputs for layer in problem.layers}
-        sizes = _told_sizes(problem, samples)
-        if all(name in sizes for name in names):
-            for batch in islice(_batches(names, sizes), 1):
-                begin(context.opened, plan, [t for layer in batch for t in outputs_of[layer]])
+MARKED = "marked outputs"
 
 
 def _told_sizes(problem: Problem, samples: Sequence[Sample]) -> dict[str, int]:
@@ -96,11 +74,9 @@ def trace_engine(
         return EngineTable(**found[0])
     outputs_of = {layer.name: layer.outputs for layer in problem.layers}
     errors: dict[str, list[TensorError]] = {}
-    how = _how(runner)
     marked_score, count, note, for_want_of_memory = math.nan, 0, "", False
     began = time.monotonic()
-    waited_for = ended is None
-    deadline = began + (_AHEAD_S if runner.builds_ahead and waited_for else TIME_BUDGET_S)
+    deadline = began + TIME_BUDGET_S
     # Of all samples together; of a layer that could not be computed nothing is known.
     measured = dict(zip(names, layers["elements"].fillna(0) * 4, strict=True))
     sizes, per_byte = measured | _told_sizes(problem, samples), 0.0
@@ -116,8 +92,8 @@ def trace_engine(
             break
         tensors = [t for layer in batch for t in outputs_of[layer]]
         try:
-            how, values = _values(runner, plan, samples, tensors, how)
-            if how == _MARKED and not count:
+            values = runner.marked(plan, samples, tensors)
+            if not count:
                 marked_score = _worst_score(problem, context, samples, values)
         except RunnerFailedError as failure:
             note = f"layers from {batch[0]!r} on could not be marked: {one_line(failure)}"
@@ -134,29 +110,10 @@ def trace_engine(
     rows = {name: _row(found_errors) for name, found_errors in errors.items()}
     known = [engine.known(plan, sample) for sample in samples]
     unmarked = max((k.score for k in known if k is not None), default=math.nan)
-    result = EngineTable(rows, how, marked_score, count, note, unmarked)
+    result = EngineTable(rows, MARKED, marked_score, count, note, unmarked)
     if not for_want_of_memory:  # else another time they may be
         context.cache.record([Row(key, "layers", vars(result))])
     return result
-
-
-def _values(
-    runner: TensorRTRunner,
-    plan: PrecisionPlan,
-    samples: Sequence[Sample],
-    tensors: Sequence[str],
-    how: str,
-) -> tuple[str, Sequence[Mapping[str, NDArray[Any]]]]:
-    """How ``tensors`` were told of, which is not ``how`` where that told too little, and their
-    values on each of ``samples``.
-    """
-    if how == _DEBUGGED:
-        values: Sequence[Mapping[str, NDArray[Any]]] = []
-        with suppress(RunnerFailedError):  # marks may do
-            values = runner.debugged(plan, samples, tensors)
-        if values and all(t in sample for sample in values for t in tensors):
-            return how, values
-    return _MARKED, runner.marked(plan, samples, tensors)
 
 
 def _key(
@@ -170,14 +127,6 @@ def _key(
     if len(names) < len(problem.layers):
         digests.append(content_key(list(names)))
     return engine.key("engine-layers", plan.digest, *digests)
-
-
-def _how(runner: EngineRunner | None) -> str:
-    """TensorRT for RTX takes the marks of debug tensors and reports nothing: an engine would be
-    built for it.
-    """
-    rtx = runner is not None and "tensorrt_rtx" in runner.versions
-    return _MARKED if rtx else _DEBUGGED
 
 
 def _worst_score(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,12 +16,10 @@ from bisect_trt.base.errors import (
     RunnerFailedError,
     RunnerUnavailableError,
 )
-from bisect_trt.base.limits import free_bytes, thread_count
-from bisect_trt.base.outcomes import Finding, Verdict
+from bisect_trt.base.limits import thread_count
+from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.cache import Cache, Row
-from bisect_trt.model.save import weights_size
-from bisect_trt.runners.base import Anticipating, Runner
 from bisect_trt.runners.device import (
     CPU,
     Device,
@@ -173,13 +170,6 @@ def open_emulator(problem: Problem, device: Device) -> tuple[EmulatedRunner, tup
     return emulator, (Finding("cpu-fallback", layers[0], words),)
 
 
-_ATTEMPTS = 3
-"""An emulated evaluation is asked again where its worker was lost: it kills nobody by itself."""
-
-_STALL_S = 60.0
-"""An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
-
-
 def open_emulator_pool(
     problem: Problem, local: EmulatedRunner, device: Device
 ) -> EmulatorPool | None:
@@ -214,27 +204,23 @@ def open_emulator_pool(
         members = ray_actors(settings.ray, SERVER, arguments, count, gpus=gpus, cpus=threads)
     else:
         members = [
-            IsolatedWorker(SERVER, arguments, seen, stall_s=_STALL_S)
+            IsolatedWorker(SERVER, arguments, seen)
             for seen in gpus_in_turn(visible_gpus() if device != CPU else (), count)
         ]
-    return EmulatorPool(
-        local, WorkerPool(members, _ATTEMPTS), settings.evaluation_timeout_s, device
-    )
+    # An emulated evaluation does not kill its worker by itself.
+    worker_pool = WorkerPool(members, attempts=3, retry_timeouts=True)
+    return EmulatorPool(worker_pool, settings.evaluation_timeout_s, device)
 
 
 def gpus_in_turn(gpus: Sequence[str], workers: int) -> list[dict[str, str]]:
-    """The environment of each of ``workers``: which of ``gpus`` it sees, all where none is
-    named.
-    """
+    """The environment of each worker: which of ``gpus`` it sees, all where none is named."""
     if not gpus:
-        return [{} for _ in range(workers)]
+        return [{}] * workers
     return [{"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} for i in range(workers)]
 
 
 def shared_out(workers: int, threads: int) -> tuple[int, int]:
-    """How many of ``workers`` are hired on a machine with so many ``threads`` to use, and how many
-    each of them gets: together never more.
-    """
+    """How many workers a machine gets, and the threads of each: together never more than all."""
     count = min(workers, threads)
     return count, threads // count
 
@@ -250,33 +236,6 @@ def baseline_plans(problem: Problem) -> tuple[PrecisionPlan, ...]:
     """FP32 with TF32 cleared, TF32 allowed, everything reduced."""
     return PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), problem.base
 
-
-def begin(
-    engine: Runner | None,
-    plan: PrecisionPlan,
-    tensors: Sequence[str] = (),
-    copies: int = 1,
-    *,
-    spare: bool = False,
-) -> None:
-    """Begin what the engine will be asked; nothing where the runner cannot, or there is none."""
-    if isinstance(engine, Anticipating):
-        engine.build_ahead(plan, tensors, copies, spare=spare)
-
-
-def give_up(engine: Runner | None, but: PrecisionPlan) -> None:
-    """Nothing that was begun and is not in use will be asked for, ``but`` one plan's engines."""
-    if isinstance(engine, Anticipating):
-        engine.give_up(but)
-
-
-_REPEATED = (Verdict.CRASHED,)
-"""A crash is an engine's answer only if it repeats; a hang, which costs a time-out, at once."""
-
-_MOST_BUILDERS, _CORES_OF_ONE = 4, 4
-_A_BUILD, _LEAST_FREE = 4, 1 << 30
-"""Memory that a build takes: so many times the weights, and bytes (ViT-L: 1.2 GB of weights, 4.1 GB
-held at most)."""
 
 EngineRunner = TensorRTRunner | OrtCudaRunner
 
@@ -306,7 +265,6 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
             timeout_s=settings.evaluation_timeout_s,
             weak=settings.typing == "weak",
             hire=partial(_engine_pool, settings),
-            builders=_builders(problem),
         )
     except (RunnerUnavailableError, RunnerFailedError) as error:
         if settings.runner == "auto":
@@ -316,44 +274,27 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
         raise RunnerUnavailableError(f"--runner tensorrt: {error}") from error
 
 
-def _builders(problem: Problem) -> int:
-    """How many engines may be built beside the emulation: where cores and memory are left for it,
-    and one process on this machine runs them.
-    """
-    settings, free = problem.settings, free_bytes()
-    if settings.ray is not None or settings.workers > 1 or free is None:
-        return 0
-    room = int(free // (_A_BUILD * weights_size(problem.graph.proto) + _LEAST_FREE))
-    return max(0, min(_MOST_BUILDERS, thread_count() // _CORES_OF_ONE, room - 1))
-
-
 def _engine_likely(module: str | None) -> bool:
-    """Whether it is worth starting a process to ask: TensorRT is installed and NVIDIA's driver
-    library loads.
-    """
+    """Whether TensorRT is installed and NVIDIA's driver library loads."""
     if installed_module(module) is None:
         return False
     try:
-        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
     return True
 
 
 def _engine_pool(settings: Settings, target: str, arguments: Mapping[str, Any]) -> WorkerPool:
-    """One worker a GPU, at most ``--workers`` of them: processes here, each with its own
-    CUDA_VISIBLE_DEVICES, or Ray actors.
-    """
+    """One worker a GPU, at most ``--workers`` of them: processes here, or Ray actors."""
     if settings.ray is not None:
         gpus = 0.5 if settings.emulate_on == "cuda" else 1  # the emulators take the other halves
         # They wait for their GPU: the cores are the emulators'.
-        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus, cpus=0)
-        return WorkerPool(actors, ends=_REPEATED)
-    devices = visible_gpus()[: settings.workers]
-    if settings.workers == 1 or len(devices) < 2:
-        return WorkerPool([IsolatedWorker(target, arguments)], ends=_REPEATED)
-    members = [IsolatedWorker(target, arguments, {"CUDA_VISIBLE_DEVICES": d}) for d in devices]
-    return WorkerPool(members, ends=_REPEATED)
+        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus=gpus, cpus=0)
+        return WorkerPool(actors)
+    devices = visible_gpus()[: settings.workers] if settings.workers > 1 else []
+    seen = gpus_in_turn(devices, max(1, len(devices)))
+    return WorkerPool([IsolatedWorker(target, arguments, environment) for environment in seen])
 
 
 def idle_options(chosen: Settings) -> str:

@@ -24,7 +24,7 @@ from bisect_trt.reduction.oracle import Allowance, Budget, EngineTrials
 from bisect_trt.reduction.reduce import SMALL, Reduced, reduce_subgraph
 from bisect_trt.report.reduced import FOLDER, write_reproducer
 from bisect_trt.runners.reference import outputs_of
-from bisect_trt.runners.tensorrt.worker import BuildOnlyRunner
+from bisect_trt.runners.tensorrt.runner import BuildOnlyRunner
 from tests.conftest import HANG_S
 from tests.networks import branching
 from tests.planted import PlantedRunner, residual

@@ -1,6 +1,4 @@
-"""What is done beside the search where an engine decides: engines built before they are asked for,
-and the table of their layers.
-"""
+"""What is done beside the search where an engine decides: the table of its layers."""
 
 from __future__ import annotations
 
@@ -8,12 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import fields
-from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
@@ -21,86 +17,15 @@ from bisect_trt import pipeline
 from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.steps import engine_baselines as engine_baselines
-from bisect_trt.steps import samples, select_robust
 from bisect_trt.steps.engine_baselines import EngineBaselines, with_table
 from bisect_trt.steps.engine_diagnosis import EngineTable
 from fixtures.models import residual
-from tests.engines import Engine, Judged, WorseOnDraws
+from tests.engines import Engine, Judged
 
 pytestmark = pytest.mark.usefixtures("few_draws")
-
-
-class Foreseen(WorseOnDraws):
-    """One that is told what it may be asked."""
-
-    builds_ahead = True
-
-    def __init__(self, fixture: Any) -> None:
-        super().__init__(fixture)
-        self.spare: list[tuple[PrecisionPlan, int]] = []
-        self.kept: list[tuple[PrecisionPlan, int]] = []
-
-    def build_ahead(
-        self,
-        plan: PrecisionPlan,
-        tensors: Sequence[str] = (),
-        copies: int = 1,
-        *,
-        spare: bool = False,
-    ) -> None:
-        if spare:
-            self.spare.append((plan, len(self.built)))
-
-    def give_up(self, but: PrecisionPlan) -> None:
-        self.kept.append((but, len(self.built)))
-
-
-def test_what_follows_a_refusal_is_begun_before_it(
-    judged: Judged, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next prefix is built beside the engine that is asked now, and kept when that is
-    refused.
-    """
-    monkeypatch.setattr(select_robust, "MOST_SHRUNK", 0)
-    engine = Foreseen(residual())
-    result, _ = judged(residual(), engine, robust=0.95)
-    asked = [p for p in engine.built if p.base is Precision.FP16 and p.pinned]
-    assert result.passed and len(asked) >= 2, "the first set was refused"
-    foreseen = [plan for plan, _ in engine.spare]
-    assert len(foreseen) == len(asked)
-    for before, after, (plan, built) in zip(asked, asked[1:], engine.spare, strict=False):
-        assert before.pinned < plan.pinned <= after.pinned
-        assert built == engine.built.index(before), "before the engine that may be refused is asked"
-        assert (after, engine.built.index(after)) in engine.kept
-
-
-def test_what_an_engine_is_asked_next_is_made_ready_while_it_is_built(
-    judged: Judged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The references of the copies that test it, and the trade-off curve; the answer is the
-    same."""
-    looked, results, computed = samples._has_reference, [], []
-    for ahead in (False, True):
-        engine, before_it = Foreseen(residual()), []
-        engine.builds_ahead = ahead
-
-        def look(context: Any, sample: Sample, engine: Any = engine, kept: Any = before_it) -> bool:
-            kept.append(not [p for p in engine.built if p.base is Precision.FP16 and p.pinned])
-            return looked(context, sample)
-
-        monkeypatch.setattr(samples, "_has_reference", look)
-        out = tmp_path / f"{ahead}"
-        results.append(judged(residual(), engine, robust=0.95, out=out)[0])
-        computed.append(sum(before_it))
-    late, early = results
-    assert computed[1] > computed[0] + 2 * 8, (
-        "the test's copies, of two kinds, and the trade-off curve's"
-    )
-    assert late.pinned == early.pinned and late.validation == early.validation
-    pd.testing.assert_frame_equal(late.tradeoff, early.tradeoff)
 
 
 class Traced(Engine):
