@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
 import os
@@ -13,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 from bisect_trt.base.errors import BadInputError
 
@@ -116,50 +115,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """
     with written_whole(path) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-BLOCK = 4096
-"""What file systems share is whole blocks, so that a part has to lie alike in both files."""
-
-_CANNOT = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF, errno.EPERM)
-_SUBGRAPH = 1 << 22
-
-
-def copy_part(source: Path, offset: int, length: int, stream: IO[bytes]) -> None:
-    """Append ``length`` bytes from ``offset`` on of ``source`` to a file.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
-    stream.flush()
-    with source.open("rb") as read:
-        done = _by_system(read.fileno(), offset, length, stream)
-        read.seek(offset + done)
-        while done < length:
-            subgraph = read.read(min(_SUBGRAPH, length - done))
-            if not subgraph:
-                raise OSError(errno.EIO, f"{source} has become shorter")
-            stream.write(subgraph)
-            done += len(subgraph)
-
-
-def _by_system(read: int, offset: int, length: int, stream: IO[bytes]) -> int:
-    """How many of the bytes the system has copied; what it cannot is left to the caller."""
-    done, start = 0, stream.tell()
-    while done < length and hasattr(os, "copy_file_range"):
-        try:
-            count = os.copy_file_range(
-                read, stream.fileno(), length - done, offset + done, start + done
-            )
-        except OSError as error:
-            if error.errno in _CANNOT:
-                break
-            raise
-        if not count:
-            break
-        done += count
-    stream.seek(start + done)
-    return done
 
 
 Content = TypeVar("Content")

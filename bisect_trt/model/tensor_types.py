@@ -223,6 +223,14 @@ def every_node(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from every_node(body.node)
 
 
+def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Let ``graph`` have ``nodes``, which may be its own, in their order."""
+    kept = onnx.GraphProto()
+    kept.node.extend(nodes)
+    graph.ClearField("node")
+    graph.node.extend(kept.node)
+
+
 def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
     """The outer tensors that the bodies of ``node`` read, in order of first use."""
     if not node.attribute:  # most nodes of a large model

@@ -35,9 +35,8 @@ from bisect_trt.base.atomic_files import (
 from bisect_trt.base.display import printable
 from bisect_trt.base.errors import BadInputError, MachineError, is_disk_full, not_written
 from bisect_trt.base.outcomes import ValidationVerdict
-from bisect_trt.model.annotated import annotated
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.save import save_model
+from bisect_trt.model.save import annotated, save_model
 from bisect_trt.model.typed import to_typed
 from bisect_trt.report.columns import FLAG, LAYERS, TABLES, to_csv
 from bisect_trt.report.headline import headline
