@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -17,7 +18,6 @@ from typing import TypeVar
 from bisect_trt.base.errors import BadInputError
 
 _NAME = re.compile(r"^\.bisect-trt-([0-9a-f]{8})-(\d+)-")
-_home: Path | None = None
 
 
 def draft_prefix() -> str:
@@ -25,48 +25,27 @@ def draft_prefix() -> str:
     return f".bisect-trt-{_here()}-{os.getpid()}-"
 
 
-def scratch(what: str) -> tempfile.TemporaryDirectory[str]:
-    """A folder that is removed with the object.
+def scratch(what: str, folder: Path | None = None) -> tempfile.TemporaryDirectory[str]:
+    """A folder that is removed with the object, by default where the system keeps such.
 
     Raises:
         OSError: it cannot be made.
     """
-    return tempfile.TemporaryDirectory(prefix=f"{draft_prefix()}{what}-", dir=_home)
+    return tempfile.TemporaryDirectory(prefix=f"{draft_prefix()}{what}-", dir=folder)
 
 
-@contextmanager
-def scratch_in(folder: Path) -> Iterator[None]:
-    """Inside the block scratch folders are made in ``folder``; what dead processes left there, and
-    in the system's temporary folder, is removed first.
+def sweep(*folders: Path) -> None:
+    """Remove the scratch folders in ``folders`` whose process is gone.
+
+    Those of other machines and containers, whose processes cannot be seen, are left.
     """
-    global _home
-    sweep(folder)
-    sweep(Path(tempfile.gettempdir()))
-    before, _home = _home, folder
-    try:
-        yield
-    finally:
-        _home = before
-
-
-def sweep(folder: Path) -> None:
-    """Remove the scratch folders in ``folder`` whose process is gone; those of other machines and
-    containers, whose processes cannot be seen, are left.
-    """
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return
-    for entry in entries:
-        found = _NAME.match(entry.name)
-        try:
-            ours = found is not None and found.group(1) == _here()
-            if found is None or not ours or not entry.is_dir(follow_symlinks=False):
-                continue
-        except OSError:
-            continue
-        if not _lives(int(found.group(2))):
-            shutil.rmtree(entry.path, ignore_errors=True)
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(folder)):
+                found = _NAME.match(entry.name)
+                ours = found and found.group(1) == _here() and entry.is_dir(follow_symlinks=False)
+                if found and ours and not _lives(int(found.group(2))):
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 @functools.cache

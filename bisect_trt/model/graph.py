@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from sys import intern
+from typing import Any
 
 import onnx
 from onnx import TensorProto, defs, helper
@@ -329,6 +330,7 @@ class Graph:
     _roles: dict[Precision, list[Role | None]] = field(default_factory=dict, init=False, repr=False)
     _slots: list[FloatSlots | None] = field(default_factory=list, init=False, repr=False)
     _raised: dict[int, Graph] = field(default_factory=dict, init=False, repr=False)
+    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     stored_inputs: frozenset[str] = frozenset()
     stored_outputs: Mapping[str, int] = field(default_factory=dict)
 

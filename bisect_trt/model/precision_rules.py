@@ -70,7 +70,7 @@ QUANTISES = frozenset(
 """Operators whose results go in steps."""
 
 HAVE_BF16 = 22
-"""The opset in which the operators of networks have a BF16 form: models are raised to it at most."""
+"""The opset in which networks' operators have a BF16 form: models are raised to it at most."""
 
 FIXED_SLOTS: dict[str, tuple[int, ...]] = {
     "Resize": (1, 2),  # roi and scales: they become the output's shape

@@ -303,6 +303,11 @@ class Constants(Mapping[str, NDArray[Any]]):
         for array in self._known.values():
             let_go(array)
 
+    def count(self, name: str) -> int:
+        """How many values the constant ``name`` has, of which none are read."""
+        value = self._kept[name]
+        return value.size if isinstance(value, np.ndarray) else math.prod(value.dims)
+
     def tensor(self, name: str) -> TensorProto | None:
         """The constant ``name`` as ONNX has it; None where it is an attribute's number."""
         value = self._kept[name]

@@ -28,7 +28,6 @@ from bisect_trt.base.atomic_files import (
     VERIFY_RECORD,
     draft_prefix,
     scratch,
-    scratch_in,
     sweep,
     write_whole,
 )
@@ -217,8 +216,7 @@ def documents_of(result: Record) -> dict[str, str]:
 
 def write_documents(result: Record) -> None:
     """Write report.html, report.md and junit.xml again. Raises as :func:`write_report`."""
-    with scratch_in(result.folder):
-        _write(result.folder, {}, documents_of(result), {})
+    _write(result.folder, {}, documents_of(result), {})
 
 
 def write_tables(result: Record) -> None:
@@ -237,7 +235,7 @@ def _write(
     before anything is seen.
     """
     try:
-        with scratch("result") as made:
+        with scratch("result", folder) as made:
             draft = Path(made)
             for name, table in tables.items():
                 text = to_csv(table, TABLES[name])

@@ -12,13 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import BadInputError, MachineError, RunnerFailedError, one_line
-from bisect_trt.base.limits import (
-    SessionHabits,
-    adopt,
-    habits,
-    keep_large_blocks_apart,
-    share_arenas,
-)
+from bisect_trt.base.limits import SessionHabits, adopt, habits
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
@@ -147,10 +141,7 @@ class EmulationServer:
     ) -> None:
         if device != CPU:  # it may be on another machine than whoever hired it
             DeviceChecker(device).check()
-        share_arenas()
         adopt(habits)
-        if habits.frees_activations:
-            keep_large_blocks_apart()
         proto = onnx.load_from_string(model)
         self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
 

@@ -26,7 +26,7 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import fixed_shape, input_specs
 from bisect_trt.model.segments import MOST_SEGMENTS, PackedSegment, cut
-from bisect_trt.model.shapes import activations, inference_bytes
+from bisect_trt.model.shapes import inference_bytes
 from bisect_trt.model.switched import to_switched
 from bisect_trt.runners.concurrency import Headroom, Sessions, Turns, side_by_side
 from bisect_trt.runners.constants import ConstantStore, DeviceConstants
@@ -134,7 +134,7 @@ class SwitchedSession:
         self._one_of_each = list({one.form: one for one in reversed(self._sessions)}.values())
         shares = len(self._one_of_each) < len(self._sessions)
         self._room, self._device = Headroom(graph, threads), device
-        self._graph, self._chosen = graph, False
+        self._graph = graph
         # A tensor is let go behind the last segment that takes it.
         last = {name: place for place, part in enumerate(parts) for name in part.takes}
         last |= dict.fromkeys(graph.outputs, len(parts))
@@ -178,7 +178,6 @@ class SwitchedSession:
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
         """
-        self._choose_switches(sample)
         settings, prefixes = self._set(reduced)
         given, owners = _given(sample.arrays)
         count = len(self._segments)
@@ -226,7 +225,6 @@ class SwitchedSession:
         Raises:
             RunnerFailedError: the model itself cannot be run.
         """
-        self._choose_switches(sample)
         by_segment: dict[int, list[str]] = {}
         for name in wanted:
             by_segment.setdefault(self._switches.start_of(name), []).append(name)
@@ -262,20 +260,6 @@ class SwitchedSession:
                 self._turns.make_room(Sessions.EVERY_PLAN)
             deque(in_order(SegmentSession.open, self._one_of_each), maxlen=0)
             self._turns.trim()
-
-    def _choose_switches(self, sample: Sample) -> None:
-        """Whether switches select or branch, by the first sample. Of small tensors, rounding what
-        may not be asked for costs no more than entering a body: of 20,000 nodes the sessions take
-        0.4 GB so and 0.75 GB with bodies, and an evaluation 0.8 of the time; an OCR detector's
-        evaluation, of tensors of 0.5 MB, would take 1.5 times as long.
-        """
-        if self._chosen or self._device != CPU:
-            return
-        told = activations(self._graph, sample.shapes)
-        if told is not None and told.small:
-            for session in self._one_of_each:
-                session.form.selects = True
-        self._chosen = True
 
     def _finished(self, tensors: Tensors, start: int, layer: str) -> Arrays | None:
         """The outputs with ``layer`` reduced, from the cut before segment ``start`` on."""

@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.shapes import SMALL
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.plan_session import _WORTH_IT
 from bisect_trt.runners.segment_session import _WORTH_SETTLING, SegmentSession
@@ -149,18 +148,6 @@ def test_a_late_start_changes_no_bit(precisions: tuple[Precision, Precision], as
         # Everything but one late layer is the search's usual question.
         for these in (reduced, reduced ^ {layers()[-3]}):
             assert same(late.run(sample(seed), these), plain.run(sample(seed), these))
-
-
-@pytest.mark.parametrize(("low", "pin"), PAIRS)
-@pytest.mark.parametrize("limit", [SMALL, 0])
-def test_small_tensors_are_selected_and_large_ones_branched_to(
-    monkeypatch: pytest.MonkeyPatch, limit: int, low: Precision, pin: Precision
-) -> None:
-    monkeypatch.setattr("bisect_trt.model.shapes.SMALL", limit)
-    made, (_, plain) = session(low, pin, 16, 20_000), pair(low, pin)
-    for reduced in (frozenset(layers()[::2]), frozenset(layers()), frozenset[str]()):
-        assert same(made.run(sample(7), reduced), plain.run(sample(7), reduced))
-    assert {segment.form.selects for segment in made._segments} == {limit > 0}
 
 
 def test_a_probe_starts_where_its_plan_first_differs(run_segments: list[int]) -> None:
