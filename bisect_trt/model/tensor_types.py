@@ -104,6 +104,27 @@ def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(found)
 
 
+def part_of(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
+    """What ``model`` computes the tensors ``outputs`` with, which are not yet its outputs."""
+    wanted = set(outputs)
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(model.graph.node):
+        if not wanted.isdisjoint(node.output):
+            wanted.update(name for name in (*node.input, *captured_names(node)) if name)
+            kept.append(node)
+    part = onnx.ModelProto(ir_version=model.ir_version)
+    part.opset_import.extend(model.opset_import)
+    part.functions.extend(model.functions)
+    part.graph.name = model.graph.name or "graph"
+    weights = {t.name for t in model.graph.initializer}
+    part.graph.input.extend(
+        i for i in model.graph.input if i.name not in weights or i.name in wanted
+    )
+    part.graph.initializer.extend(t for t in model.graph.initializer if t.name in wanted)
+    part.graph.node.extend(reversed(kept))
+    return part
+
+
 def infer_types(model: onnx.ModelProto) -> Scope:
     """The element types of every tensor of ``model``, bodies included. The model is not changed."""
     light, complete = skeleton(model), False
