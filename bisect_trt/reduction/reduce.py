@@ -22,8 +22,8 @@ from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan, Subgraph
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.save import take_in, weights_size
-from bisect_trt.model.tensor_values import array_of, size_of
+from bisect_trt.model.save import weights_size
+from bisect_trt.model.tensor_values import array_of, size_of, take_in
 from bisect_trt.model.typed import to_typed
 from bisect_trt.reduction.oracle import Budget, Observation, Specimen, Specimens, Suspect
 from bisect_trt.search.reduce import Reduction, reduce

@@ -11,9 +11,6 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import BadInputError, MachineError, RunnerFailedError, one_line
-from bisect_trt.base.limits import (
-    share_arenas,
-)
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
@@ -135,7 +132,6 @@ class EmulationServer:
     ) -> None:
         if device != CPU:  # it may be on another machine
             DeviceChecker(device).check()
-        share_arenas()
         proto = onnx.load_from_string(model)
         self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
 

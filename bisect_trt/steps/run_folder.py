@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from bisect_trt.base.atomic_files import RESULT_FILES, RUN, VERIFY_FILES, scratch_in
+from bisect_trt.base.atomic_files import RESULT_FILES, RUN, VERIFY_FILES, sweep
 from bisect_trt.base.errors import BadInputError, not_written
 from bisect_trt.base.user_code import content_digest
 from bisect_trt.evaluate.cache import CACHE, Cache, Row, content_key
@@ -39,7 +39,8 @@ def claimed_folder(problem: Problem, folder: Path) -> Iterator[Cache]:
     """
     with held_folder(folder):
         _check_files(folder, problem)
-        with scratch_in(folder), closing(Cache(folder)) as cache:
+        sweep(folder, Path(tempfile.gettempdir()))
+        with closing(Cache(folder)) as cache:
             cache.record([Row(_OWNER, _OWNER, _source_of(problem))])
             yield cache
 

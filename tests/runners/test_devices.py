@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
@@ -102,7 +103,9 @@ def test_a_device_maps_weights_that_lie_in_a_file(tmp_path: Path) -> None:
     model.graph.initializer.append(numpy_helper.from_array(weights, "large"))
     model.graph.node.append(helper.make_node("ReduceMax", ["large"], ["most"], "most", keepdims=0))
     model.graph.output.append(helper.make_tensor_value_info("most", TensorProto.FLOAT, []))
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    apart = onnx.ModelProto()
+    apart.CopyFrom(model)
+    onnx.save_model(apart, tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
     proto, sample = load_model(tmp_path / "m.onnx").proto, Sample("s", fixture.inputs)
     assert any(place_of(t) for t in proto.graph.initializer)
     for plan in (PrecisionPlan("fp16"), PrecisionPlan("fp32")):
