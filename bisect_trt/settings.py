@@ -359,6 +359,12 @@ class Settings(Shares):
         kind=Path,
         commands=_EVERYWHERE,
     )
+    fresh: bool = option(
+        False,
+        "--fresh",
+        "Forget the folder's cached answers first, such as after a file that a metric reads changed.",
+        kind=bool,
+    )
     rewrite: str | None = option(
         None,
         "--rewrite",

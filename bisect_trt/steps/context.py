@@ -47,7 +47,7 @@ from bisect_trt.steps.open_runners import (
 from bisect_trt.steps.open_runners import begin as begin_engine
 from bisect_trt.steps.output_scales import check_parts, with_scales
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.run_folder import MetricReads, claimed_folder, folder_of
+from bisect_trt.steps.run_folder import claimed_folder, folder_of
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Context:
         self._gpu_lock = Lock()
         self.rtx_sums = has_rtx_sums(opened, problem.settings.precision)
         self.problem = self._problem = problem
-        self._key = MetricReads(problem.metrics, problem.key, cache).key
+        self._key = problem.key
         self._found: list[Finding] = []
         self._place: Callable[[], tuple[int, int]] = lambda: (self.plans_asked, 0)
         self.further_rows = 0
