@@ -91,7 +91,7 @@ class Cache:
             )
 
     def recall(self, key: str) -> tuple[Any, bytes] | None:
-        """The JSON value and bytes recorded under ``key``; None if there are none or they are damaged.
+        """What was recorded under ``key``, JSON value and bytes; None if nothing was, or damaged.
 
         Raises:
             MachineError: the disk failed.

@@ -21,7 +21,7 @@ from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.cache import CACHE, Cache, Row
-from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.evaluator import Criteria, Evaluator
 from bisect_trt.evaluate.references import References
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.arrays import Arrays
@@ -347,19 +347,17 @@ class Context:
         problem = self._problem
         # Only growing a set and telling an engine's FP32 need the signed errors of each evaluation.
         vectors = problem.settings.fitted or self.opened is not None
-        evaluator = Evaluator(
-            runner,
-            problem.samples if given is None else given,
+        criteria = Criteria(
             self.references,
             problem.requirements,
-            self.cache,
-            self._key,
-            self.error_sample if vectors else None,
-            workers,
-            self.log,
-            self.samples_a_turn if self.in_turn or runner is self.opened else 8,
             1.0 if problem.requirements.of_sets else problem.settings.share_of_given,
+            self.error_sample if vectors else None,
         )
+        given = problem.samples if given is None else given
+        evaluator = Evaluator(runner, given, criteria, self.cache, self._key, self.log)
+        evaluator.workers = workers
+        turns = self.in_turn or runner is self.opened
+        evaluator.at_once = self.samples_a_turn if turns else 8
         evaluator.before_each = self.time.check
         evaluator.on_inference = partial(self._tell_inference, runner.name)
         return evaluator
