@@ -12,7 +12,7 @@ from bisect_trt.runners.reference import Reference
 from bisect_trt.steps.context import open_context
 from bisect_trt.steps.validation import put_to_test
 from bisect_trt.steps.validation_inputs import make_copies_ahead, next_test
-from tests.steps.copies.test_fresh_draws import MADE, case_of
+from tests.stations.draws.test_fresh_draws import MADE, case_of
 
 
 @pytest.mark.parametrize(
