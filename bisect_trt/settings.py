@@ -362,7 +362,7 @@ class Settings(Shares):
     fresh: bool = option(
         False,
         "--fresh",
-        "Forget the folder's cached answers first, such as after a file that a metric reads changed.",
+        "Begin with an empty cache, such as after a file that a metric reads has changed.",
         kind=bool,
     )
     rewrite: str | None = option(

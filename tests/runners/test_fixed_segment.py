@@ -226,6 +226,7 @@ def test_what_shapes_tell_outlives_the_sessions(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_array_equal(viewed(answers[0]["count"]), np.int32([3]))
 
 
+@pytest.mark.slow
 def test_every_node_model_of_onnx_keeps_its_outputs() -> None:
     """Short integers are constants in half of them, as what another segment gives is."""
     told = 0

@@ -165,6 +165,7 @@ def test_lost_workers_say_nothing_of_any_plan(
     assert not (set(again.search["outcome"]) & {"crashed", "timed-out"})
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_replaced(
     whole: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_stopped_worker_is_replaced(
     assert stopped and ended.pinned == whole.pinned and ended.passed
 
 
+@pytest.mark.slow
 def test_a_silent_process_without_a_pulse_is_told() -> None:
     with IsolatedWorker("tests.runners.breaking:Breaking", {}, stall_s=2.0) as worker:
         worker.call("count", 1)
@@ -271,6 +273,7 @@ def test_a_run_with_killed_workers_ends_with_the_same_set(whole: Result, tmp_pat
     assert again.passed
 
 
+@pytest.mark.slow
 def test_ray_gives_the_same_set_when_an_actor_is_killed(
     whole: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ def test_functions_of_a_notebook(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("require", "metric"), [("near>=0.95", "near"), ("same>=1", "same")])
 def test_a_metric_that_is_best_near_its_limit_pins_no_more_than_the_error_it_is_made_of(
     tmp_path: Path, require: str, metric: str

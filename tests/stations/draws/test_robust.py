@@ -63,6 +63,7 @@ def fresh(fixture: Fixture, count: int) -> list[Mapping[str, NDArray[Any]]]:
     return [perturbed(fixture.inputs, np.random.default_rng([7777, i])) for i in range(count)]
 
 
+@pytest.mark.slow
 def test_a_robust_plan_holds_on_fresh_draws_and_a_fitted_one_does_not(tmp_path: Path) -> None:
     fixture = residual()
     fitted = run(fixture, tmp_path / "fitted", robust=0)
@@ -174,6 +175,7 @@ def test_the_same_command_again_asks_nothing(
     assert again.new_evaluations == 0
 
 
+@pytest.mark.slow
 def test_inputs_kept_apart_are_judged_at_the_end_only(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     make = np.random.default_rng

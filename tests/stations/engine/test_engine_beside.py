@@ -58,6 +58,7 @@ class Foreseen(WorseOnDraws):
         self.kept.append((but, len(self.built)))
 
 
+@pytest.mark.slow
 def test_what_follows_a_refusal_is_begun_before_it(
     judged: Judged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_what_follows_a_refusal_is_begun_before_it(
         assert (after, engine.built.index(after)) in engine.kept
 
 
+@pytest.mark.slow
 def test_what_an_engine_is_asked_next_is_made_ready_while_it_is_built(
     judged: Judged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -115,6 +117,7 @@ class Traced(Engine):
         return super().outputs(plan, samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("emulated_on", ["gpu", "cpu"])
 def test_the_table_of_layers_is_made_beside_the_search(
     judged: Judged, monkeypatch: pytest.MonkeyPatch, emulated_on: str
