@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,12 +52,7 @@ def test_an_interruption_at_any_statement_leaves_a_journal_that_goes_on(
                 raise KeyboardInterrupt
             return done
 
-    monkeypatch.setattr(
-        "bisect_trt.evaluate.cache._connected",
-        lambda path: sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, factory=Interrupted
-        ),
-    )
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Interrupted))
     cache = Cache(tmp_path)
     for number, statement in enumerate(("BEGIN", "COMMIT")):
         Interrupted.after = statement
@@ -204,13 +200,21 @@ def test_a_damaged_cache_is_set_aside_and_said(tmp_path: Path) -> None:
     assert Cache(tmp_path).note == ""
 
 
-def test_a_full_disk_and_another_writer_are_told_apart(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    cache._database.execute("PRAGMA max_page_count=4")
+def test_a_full_disk_and_another_writer_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Small(sqlite3.Connection):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            self.execute("PRAGMA max_page_count=4")
+            self.execute("PRAGMA busy_timeout=50")
+
+    with monkeypatch.context() as small:
+        small.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Small))
+        cache = Cache(tmp_path)
     with pytest.raises(MachineError, match="disk is full"):
         cache.record([Row("a", "evaluation", "x" * 100_000)])
     assert cache.recall("a") is None
-    cache._database.execute("PRAGMA busy_timeout=50")
     with closing(sqlite3.connect(tmp_path / CACHE)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(BadInputError, match="another process is using"):

@@ -379,7 +379,7 @@ def test_an_interruption_of_the_search_leaves_the_smallest_set_that_it_held(
     class Impatient(Observer):
         def best(self, count: int) -> None:
             told.append(count)
-            monkeypatch.setattr("bisect_trt.evaluate.evaluator.Execution._until_broken", forbidden)
+            monkeypatch.setattr("bisect_trt.runners.emulator.EmulatedRunner.outputs", forbidden)
             raise KeyboardInterrupt
 
     def forbidden(*_: object) -> None:
