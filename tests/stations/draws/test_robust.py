@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -379,11 +379,12 @@ def test_an_interruption_of_the_search_leaves_the_smallest_set_that_it_held(
     class Impatient(Observer):
         def best(self, count: int) -> None:
             told.append(count)
-            monkeypatch.setattr("bisect_trt.runners.emulator.EmulatedRunner.outputs", forbidden)
+            monkeypatch.setattr("bisect_trt.evaluate.evaluator.Execution.run", forbidden)
             raise KeyboardInterrupt
 
-    def forbidden(*_: object) -> None:
+    def forbidden(*_: object, **__: object) -> Iterator[None]:
         raise AssertionError("an inference after Ctrl-C")
+        yield
 
     with pytest.raises(StoppedError, match=f"best plan so far is in {tmp_path}"):
         run(fixture, tmp_path, require="rel_range<=5e-5", robust=robust, observer=Impatient())
