@@ -359,6 +359,12 @@ class Settings(Shares):
         kind=Path,
         commands=_EVERYWHERE,
     )
+    fresh: bool = option(
+        False,
+        "--fresh",
+        "Begin with an empty cache, such as after a file that a metric reads has changed.",
+        kind=bool,
+    )
     rewrite: str | None = option(
         None,
         "--rewrite",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,21 @@ terminal.EVERY_S = 1e6
 
 HANG_S = 600.0
 """What has not ended by then hangs, on the busiest machine."""
+
+
+def slow_where(is_slow: Callable[[Any], bool], values: Iterable[Any]) -> list[Any]:
+    """``values`` for parametrize, the slow ones marked: `make test-all` runs those."""
+    return [pytest.param(v, marks=pytest.mark.slow) if is_slow(v) else v for v in values]
+
+
+def all_but(count: int, values: Iterable[Any]) -> list[Any]:
+    """``values`` for parametrize, all but ``count`` of them, spread evenly, marked as slow."""
+    found = list(values)
+    quick = {i * len(found) // count for i in range(count)}
+    marked = (pytest.param(v, marks=pytest.mark.slow) for v in found)
+    return [
+        v if i in quick else slow for i, (v, slow) in enumerate(zip(found, marked, strict=True))
+    ]
 
 
 def session_of(

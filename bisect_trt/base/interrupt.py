@@ -15,9 +15,7 @@ STOPPING = Event()
 
 
 def is_stop(error: BaseException) -> bool:
-    """Whether the user ended the work: Ctrl-C in the middle of a library's call may come out of it
-    as another error, of a lock that it held say.
-    """
+    """Whether the user ended the work; a library may turn Ctrl-C into another error."""
     if STOPPING.is_set() or isinstance(error, KeyboardInterrupt):
         return True
     # Not what the caller was handling already: a run may be started where Ctrl-C is answered.
@@ -32,7 +30,7 @@ def is_stop(error: BaseException) -> bool:
 
 
 def _frames(error: BaseException) -> set[int]:
-    """Those that ``error`` passed through until now."""
+    """The frames that ``error`` passed through until now."""
     return {id(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
 
 
@@ -41,11 +39,11 @@ def _context(error: BaseException) -> BaseException | None:
 
 
 class StoppedError(KeyboardInterrupt):
-    """The user ended the work, and its message says what there is for it."""
+    """The user ended the work; the message says what there is for it."""
 
 
 class BudgetSpentError(Exception):
-    """Nothing further may be tried: so many evaluations, builds or minutes were spent."""
+    """Nothing further may be tried: the evaluations, builds or minutes are spent."""
 
 
 class Observer:
@@ -58,19 +56,20 @@ class Observer:
         """Work inside a step."""
 
     def best(self, pins: int) -> None:
-        """A set of so many pins passed whatever it was tried on until now."""
+        """A set of ``pins`` layers passed all that it was tried on until now."""
 
     def finding(self, message: str) -> None:
         """Something the user should know now."""
 
 
-_SEARCH, _MOST_KEPT = 0.75, 0.125
+_SEARCH_SHARE = 0.75
+"""The rest of the time is for proofs and validation."""
 
 
 class TimeBudget:
-    """The time that is left, counted from now on; without ``minutes`` there always is some.
+    """The time that is left, counted from now on; without ``minutes`` it never ends.
 
-    ``endings`` counts how often something was left out for want of time.
+    ``endings`` counts how often something was left out because time was spent.
     """
 
     def __init__(self, minutes: float | None) -> None:
@@ -78,17 +77,15 @@ class TimeBudget:
         self.endings = 0
         self._began = time.monotonic()
         self._all_s = math.inf if minutes is None else 60.0 * minutes
-        self._share = _SEARCH
+        self._share = _SEARCH_SHARE
 
     def keep(self, seconds: float) -> None:
-        """Leave so many for what comes behind the run's last test, which no clock ends; an eighth
-        of all at most.
-        """
-        self._all_s -= min(seconds, _MOST_KEPT * self._all_s)
+        """Leave ``seconds``, an eighth of all at most, for writing the answer."""
+        self._all_s -= min(seconds, self._all_s / 8)
 
     @property
     def cut_short(self) -> bool:
-        """Whether anything was."""
+        """Whether anything was left out."""
         return self.endings > 0
 
     @property
@@ -97,7 +94,7 @@ class TimeBudget:
         return self._share * self._all_s - (time.monotonic() - self._began)
 
     def search_ended(self) -> None:
-        """What was kept for proofs and tests may be spent from here on."""
+        """Let proofs and validation have the time that was kept for them."""
         self._share = 1.0
 
     @contextmanager
@@ -115,7 +112,7 @@ class TimeBudget:
         """Look at the clock.
 
         Raises:
-            BudgetSpentError: no time is left, or none of the part of it that is spent.
+            BudgetSpentError: no time is left.
         """
         if self.left_s <= 0.0:
             self.endings += 1
@@ -123,9 +120,7 @@ class TimeBudget:
 
 
 class TimedObserver(Observer):
-    """Passes on what it hears, and ends work whose time is spent: whatever takes long tells of its
-    progress.
-    """
+    """Passes on what it hears, and ends work whose time is spent when it reports progress."""
 
     def __init__(self, inner: Observer, time_budget: TimeBudget) -> None:
         self._inner = inner
@@ -149,17 +144,17 @@ Answer = TypeVar("Answer")
 
 
 class Beside:
-    """Begins work whose answer is asked for later, a piece at a time."""
+    """Does work on one thread whose answer is asked for later."""
 
     def __init__(self) -> None:
         self._ended = Event()
         self._pool = ThreadPoolExecutor(1, "bisect-trt")
 
     def begin(self, work: Callable[[Callable[[], bool]], Answer]) -> Future[Answer]:
-        """Begin ``work``."""
+        """Begin ``work``, which is given a function that says whether to stop."""
         return self._pool.submit(work, self._ended.is_set)
 
     def close(self) -> None:
-        """Nobody wants the answers any more; waits for none."""
+        """Tell the work to stop, and wait for none."""
         self._ended.set()
         self._pool.shutdown(wait=False, cancel_futures=True)

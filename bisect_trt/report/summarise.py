@@ -394,7 +394,8 @@ def _result(
 
 def _command(known: RunState, run_statistics: RunStatistics, command: str = "run") -> str:
     """What makes the same again in the same folder: its plan is found from where it is started."""
-    return as_command(replace(known.problem.settings, out=run_statistics.folder), command)
+    settings = replace(known.problem.settings, out=run_statistics.folder, fresh=False)
+    return as_command(settings, command)
 
 
 def _shown(

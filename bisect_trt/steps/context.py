@@ -21,7 +21,7 @@ from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.cache import CACHE, Cache, Row
-from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.evaluator import Criteria, Evaluator
 from bisect_trt.evaluate.references import References
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.arrays import Arrays
@@ -45,7 +45,7 @@ from bisect_trt.steps.open_runners import (
 )
 from bisect_trt.steps.output_scales import check_parts, with_scales
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.run_folder import MetricReads, claimed_folder, folder_of
+from bisect_trt.steps.run_folder import claimed_folder, folder_of
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Context:
         self._augmented: dict[int, set[str]] = {}
         self._gpu_lock = Lock()
         self.problem = self._problem = problem
-        self._key = MetricReads(problem.metrics, problem.key, cache).key
+        self._key = problem.key
         self._found: list[Finding] = []
         self._place: Callable[[], tuple[int, int]] = lambda: (self.plans_asked, 0)
         self.further_rows = 0
@@ -332,19 +332,17 @@ class Context:
         problem = self._problem
         # Only growing a set and telling an engine's FP32 need the signed errors of each evaluation.
         vectors = problem.settings.fitted or self.opened is not None
-        evaluator = Evaluator(
-            runner,
-            problem.samples if given is None else given,
+        criteria = Criteria(
             self.references,
             problem.requirements,
-            self.cache,
-            self._key,
-            self.error_sample if vectors else None,
-            workers,
-            self.log,
-            self.samples_a_turn if self.in_turn or runner is self.opened else 8,
             1.0 if problem.requirements.of_sets else problem.settings.share_of_given,
+            self.error_sample if vectors else None,
         )
+        given = problem.samples if given is None else given
+        evaluator = Evaluator(runner, given, criteria, self.cache, self._key, self.log)
+        evaluator.workers = workers
+        turns = self.in_turn or runner is self.opened
+        evaluator.at_once = self.samples_a_turn if turns else 8
         evaluator.before_each = self.time.check
         evaluator.on_inference = partial(self._tell_inference, runner.name)
         return evaluator

@@ -207,7 +207,7 @@ class SearchSet:
                 self._learn(kind, samples, found, size)
                 break
         runner = evaluator.runner.name
-        together = Evaluation.over(plan, runner, results, {}, score=score, names=names)
+        together = Evaluation.over(plan, runner, results, score=score, names=names)
         return replace(together, seen_in=seen_in).under(limit)
 
     @property

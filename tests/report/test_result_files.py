@@ -352,6 +352,7 @@ def test_a_cell_may_be_of_any_length() -> None:
     assert column == long
 
 
+@pytest.mark.slow
 def test_a_run_json_that_was_edited_is_shown_or_refused(
     runs: dict[str, Result], tmp_path: Path
 ) -> None:

@@ -227,6 +227,7 @@ def test_a_run_with_killed_workers_ends_with_the_same_set(whole: Result, tmp_pat
     assert again.passed
 
 
+@pytest.mark.slow
 def test_ray_gives_the_same_set_when_an_actor_is_killed(
     whole: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -237,6 +237,7 @@ def test_a_spent_budget_and_nothing_pinned_is_no_unknown_cause(
     assert "minimal" not in result._repr_markdown_()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("robust", [0.0, 0.95])
 def test_verify_says_fitted_of_a_plan_that_was(tmp_path: Path, robust: float) -> None:
     fixture = residual()

@@ -40,6 +40,7 @@ class Traced(Engine):
         return super().outputs(plan, samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("emulated_on", ["gpu", "cpu"])
 def test_the_table_of_layers_is_made_beside_the_search(
     judged: Judged, monkeypatch: pytest.MonkeyPatch, emulated_on: str

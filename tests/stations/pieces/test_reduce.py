@@ -87,6 +87,7 @@ def test_an_unsteady_kernel_ends_with_its_pattern(seed: int) -> None:
     assert found.seen.wrong == 2 * found.seen.differing
 
 
+@pytest.mark.slow
 def test_so_many_processes_see_what_they_are_said_to_see() -> None:
     """Engines that are bad in a quarter of the processes: 95 % of them at least are caught."""
     assert (1.0 - BAD_SHARE) ** PROCESSES <= 0.05 < (1.0 - BAD_SHARE) ** (PROCESSES - 1)
