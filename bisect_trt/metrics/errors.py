@@ -149,7 +149,9 @@ def _without_numbers(
     high: float = math.nan,
     ref_nonfinite: int = 0,
 ) -> TensorError:
-    return TensorError(*[math.nan] * 8, nonfinite, elements, low, high, ref_nonfinite)
+    nan = math.nan
+    numbers = (nan, nan, nan, nan, nan, nan, nan, nan)
+    return TensorError(*numbers, nonfinite, elements, low, high, ref_nonfinite)
 
 
 def _lost_integers(reference: NDArray[Any], candidate: NDArray[Any]) -> int:
@@ -175,7 +177,7 @@ def _ratio(value: float, over: float) -> float:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """20 log10(signal / noise); infinite where there is no noise, and its negative without signal."""
+    """20 log10(signal / noise); infinite without noise, its negative without signal."""
     if noise == 0.0:
         return math.inf
     return 20.0 * math.log10(signal / noise) if signal > 0.0 else -math.inf
@@ -256,8 +258,9 @@ def quartiles(peaks: NDArray[np.float32]) -> ChannelPeaks:
     """What :func:`channel_peaks` gave, (channels,), in five numbers."""
     if not peaks.size:
         return ChannelPeaks()
-    five = np.quantile(peaks.astype(np.float64), (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
-    return ChannelPeaks(peaks.size, *five, worst_channel=int(peaks.argmax()))
+    shares = (0.0, 0.25, 0.5, 0.75, 1.0)
+    low, first, middle, third, high = np.quantile(peaks.astype(np.float64), shares).tolist()
+    return ChannelPeaks(peaks.size, low, first, middle, third, high, int(peaks.argmax()))
 
 
 def farthest_apart(exact: Arrays, answers: Sequence[Arrays]) -> tuple[str, float]:
