@@ -2,8 +2,8 @@
 TensorRT.
 
 ``python -m benchmarks.engines.cures MODEL INPUT OUT [--subgraph REPRODUCER] [--workers 8]`` tries
-what ``bisect-trt cure`` tries, in as many processes; each runs the input 20 times and more. Rows are
-printed as they come, and OUT is the command's folder.
+what ``bisect-trt cure`` tries, in as many processes; each runs the input 20 times and more. Rows
+are printed as they come, and OUT is the command's folder.
 """
 
 from __future__ import annotations
@@ -61,13 +61,11 @@ def main() -> None:
     )
     budget = Budget(None)
 
-    def opens(options: EngineOptions, precision: Precision) -> EngineTrials:
-        return tensorrt_trials(fresh_engines(settings, options), precision, budget, asked.workers)
+    def opens(options: EngineOptions) -> EngineTrials:
+        engines = fresh_engines(settings, options)
+        return tensorrt_trials(engines, Precision.FP32, budget, asked.workers)
 
-    suspects = [node["name"] for node in nodes]
-    cures = try_cures(
-        graph, samples, Precision.FP32, suspects=suspects, opens=opens, observer=observer
-    )
+    cures = try_cures(graph, samples, [node["name"] for node in nodes], opens, observer)
     asked.out.mkdir(parents=True, exist_ok=True)
     write_cures(cures, asked.out)
     columns = [

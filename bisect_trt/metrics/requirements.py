@@ -376,11 +376,11 @@ class Requirements:
         ]
         order = sorted(range(len(values)), key=scores.__getitem__)
         counted = order[: max(1, at_least(share, len(values)))]
-        told, found = iter(collective), []
+        of_all, found = iter(collective), []
         for place, item in enumerate(self.items):
             column = [of_one[place] for of_one in values]
             if item.metric in self.collective:
-                found.append(item.score_of(next(told, math.nan)))
+                found.append(item.score_of(next(of_all, math.nan)))
             elif item.aggregate != WORST:
                 value = aggregate(item.aggregate, column, at_least=item.at_least)
                 found.append(item.score_of(value))

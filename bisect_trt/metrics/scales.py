@@ -92,11 +92,11 @@ class Scale:
         return {"axis": self.axis, "groups": [list(g) for g in self.groups], "rms": list(self.rms)}
 
     @staticmethod
-    def from_json(told: Mapping[str, Any]) -> Scale:
+    def from_json(data: Mapping[str, Any]) -> Scale:
         """What :meth:`as_json` wrote; else a KeyError, TypeError or ValueError."""
-        axis = told["axis"]
-        groups = tuple(tuple(int(i) for i in group) for group in told["groups"])
-        rms = tuple(float(value) for value in told["rms"])
+        axis = data["axis"]
+        groups = tuple(tuple(int(i) for i in group) for group in data["groups"])
+        rms = tuple(float(value) for value in data["rms"])
         if not groups or len(groups) != len(rms):
             raise ValueError("a scale needs an RMS for each group")
         if not all(math.isfinite(value) and value >= 0.0 for value in rms):

@@ -24,7 +24,7 @@ from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
 from bisect_trt.search.find import find_pins
 from bisect_trt.settings import Settings
 
-OpenTrials = Callable[[EngineOptions, Precision], EngineTrials]
+OpenTrials = Callable[[EngineOptions], EngineTrials]
 """Opens the trials of an engine that is built and run in some way; they share one budget."""
 
 AS_IT_IS = "as it is"
@@ -35,7 +35,7 @@ class Cure:
     """One thing tried, and whether the model is right and reproducible with it.
 
     ``how`` is what to do, ``marks`` the tensors that become outputs, ``model`` what is then built,
-    typed; None where it is the model as it is. ``latency_ms`` and ``engine_bytes`` are NaN and 0
+    typed; None without marks. ``latency_ms`` and ``engine_bytes`` are NaN and 0
     where nothing could be built.
     """
 
@@ -82,15 +82,9 @@ class _Search:
     """Tries cures on one model, on several samples."""
 
     def __init__(
-        self,
-        graph: Graph,
-        samples: Sequence[Sample],
-        precision: Precision,
-        opens: OpenTrials,
-        observer: Observer,
+        self, graph: Graph, samples: Sequence[Sample], opens: OpenTrials, observer: Observer
     ) -> None:
-        self._graph, self._precision = graph, precision
-        self._opens, self._observer = opens, observer
+        self._graph, self._opens, self._observer = graph, opens, observer
         self._cases = [(s, outputs_of(graph.proto, s.arrays, s.name)) for s in samples]
         self.marks_unfinished = False
 
@@ -102,11 +96,6 @@ class _Search:
             return
         for name, how, options in _options():
             yield self._tried(name, how, options=options)
-        for other in Precision:
-            if other is not self._precision:
-                proto = self._graph.proto
-                name, how = f"in {other.value.upper()}", f"build it in {other.value}"
-                yield self._tried(name, how, precision=other, model=proto)
         layers = self._graph.layers
         inner = [t for la in layers for t in la.outputs if t not in self._graph.outputs]
         # Where one block goes wrong, those like it may: marks in it alone need not be enough.
@@ -123,14 +112,12 @@ class _Search:
         name: str,
         how: str,
         *,
-        precision: Precision | None = None,
-        model: onnx.ModelProto | None = None,
         options: EngineOptions = AS_USUAL,
         marks: tuple[str, ...] = (),
     ) -> Cure:
         """What one cure shows, on every sample until one is bad."""
-        proto = self._graph.proto if model is None else model
-        trials = self._opens(options, precision or self._precision)
+        proto = mark_outputs(self._graph.proto, marks) if marks else self._graph.proto
+        trials = self._opens(options)
         whole, seen = Subgraph(frozenset(self._graph.names)), Observation()
         for sample, expected in self._cases:
             found = trials.look(Specimen(whole, proto, sample, expected))
@@ -144,7 +131,7 @@ class _Search:
             latency_ms=float(trials.facts.get("latency_ms", float("nan"))),
             engine_bytes=int(trials.facts.get("engine_bytes", 0)),
             marks=marks,
-            model=model and to_typed(Graph(proto), PrecisionPlan(trials.precision)),
+            model=to_typed(proto, PrecisionPlan(trials.precision)) if marks else None,
         )
         word = "right and reproducible" if cure.works else str(seen.suspect or "not run")
         self._observer.progress(trials.budget.spent, 0, f"{name}: {word}")
@@ -160,8 +147,7 @@ class _Search:
             names = tuple(n for n in candidates if n in marks)
             name = f"{len(names)} more output{'s' if len(names) > 1 else ''}"
             how = f"make {', '.join(map(repr, names))} outputs, which the application may ignore"
-            model = mark_outputs(self._graph.proto, names)
-            known[marks] = self._tried(name, how, model=model, marks=names)
+            known[marks] = self._tried(name, how, marks=names)
             return Verdict.PASS if known[marks].works else Verdict.FAIL
 
         found = find_pins(candidates, verdict)
@@ -172,14 +158,12 @@ class _Search:
 def try_cures(
     graph: Graph,
     samples: Sequence[Sample],
-    precision: Precision,
-    *,
     suspects: Sequence[str],
     opens: OpenTrials,
     observer: Observer,
 ) -> Cures:
     """Every cure on the whole model; tensors of ``suspects`` are marked first."""
-    search = _Search(graph, samples, precision, opens, observer)
+    search = _Search(graph, samples, opens, observer)
     tried: list[Cure] = []
     try:
         for cure in search.run(suspects):
@@ -228,10 +212,11 @@ def cure_model(
     observer.step("cures")
     budget = Budget(settings.max_builds, TimeBudget(settings.budget))
 
-    def opens(options: EngineOptions, chosen: Precision) -> EngineTrials:
-        return tensorrt_trials(fresh_engines(settings, options), chosen, budget, settings.workers)
+    def opens(options: EngineOptions) -> EngineTrials:
+        engines = fresh_engines(settings, options)
+        return tensorrt_trials(engines, precision, budget, settings.workers)
 
-    return try_cures(graph, samples, precision, suspects=suspects, opens=opens, observer=observer)
+    return try_cures(graph, samples, suspects, opens, observer)
 
 
 def _nodes_of(subgraph: Path, graph: Graph) -> tuple[str, ...]:

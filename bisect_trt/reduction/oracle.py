@@ -311,7 +311,7 @@ class EngineTrials:
             bad = seen.suspect is not None and self._whole.suspect is not Suspect.FAILED
             return Verdict.PASS if bad else Verdict.FAIL
         if self._whole.suspect is Suspect.FAILED and seen.verdict is self._whole.verdict:
-            words, before = (told(s.failure, self._names) for s in (seen, self._whole))
+            words, before = (failure_words(s.failure, self._names) for s in (seen, self._whole))
             return Verdict.PASS if words == before else seen.verdict
         return seen.verdict
 
@@ -398,7 +398,7 @@ def _with_runs(
 _LISTS = re.compile(r"\[[^\]]*\]|\{[^}]*\}|'[^']*'|\"[^\"]*\"")
 
 
-def told(failure: str, names: Collection[str]) -> str:
+def failure_words(failure: str, names: Collection[str]) -> str:
     """A failure's words without numbers, lists and the model's own names.
 
     A subgraph that fails for another reason is not bad in the same way.

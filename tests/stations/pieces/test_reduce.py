@@ -23,7 +23,7 @@ from bisect_trt.reduction.oracle import (
     EngineTrials,
     Observation,
     Suspect,
-    told,
+    failure_words,
     what_rounding_explains,
 )
 from bisect_trt.reduction.reduce import Reduced, reduce_subgraph
@@ -146,9 +146,13 @@ def test_the_same_failure_is_known_by_its_words() -> None:
     """Numbers, lists and the model's names apart; another assertion is another failure."""
     names = {"if_3", "conv"}
     first = "Error Code 4 (layer if_3_OutputLayer: equal ranks, got [1,4,8]) in scope.cpp:145"
-    assert told(first, names) == told(first.replace("if_3", "conv").replace("4,8", "2"), names)
-    assert told(first, names) != told(first.replace("equal ranks", "equal types"), names)
-    assert told(first, names) != told(first, {"conv"})
+    assert failure_words(first, names) == failure_words(
+        first.replace("if_3", "conv").replace("4,8", "2"), names
+    )
+    assert failure_words(first, names) != failure_words(
+        first.replace("equal ranks", "equal types"), names
+    )
+    assert failure_words(first, names) != failure_words(first, {"conv"})
 
 
 def test_nan_and_other_shapes_are_wrong() -> None:
