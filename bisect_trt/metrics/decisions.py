@@ -145,9 +145,9 @@ class BoxMatch:
 
     def __call__(self, reference: Arrays, candidate: Arrays) -> float:
         """The share in [0, 1]; 1 where the reference holds no box."""
-        images = zip(self._images(reference), self._images(candidate), strict=True)
-        matched = sum(self._matched(ref, got) for ref, got in images)
-        total = self.count(reference)
+        wanted, found = self._images(reference), self._images(candidate)
+        matched = sum(self._matched(ref, got) for ref, got in zip(wanted, found, strict=True))
+        total = sum(len(boxes) for boxes, _, _ in wanted)
         return matched / total if total else 1.0
 
     def count(self, outputs: Arrays) -> int:

@@ -76,18 +76,19 @@ class _Sums:
 
     def add(self, ref: NDArray[np.float64], got: NDArray[np.float64]) -> None:
         """Add a block; ``got`` is written over."""
-        known = ref
-        if not math.isfinite(_dot(ref, ref) + _dot(got, got)):
+        known, squares = ref, (_dot(ref, ref), _dot(got, got))
+        if not math.isfinite(sum(squares)):
             finite = np.isfinite(ref)
             usable = finite & np.isfinite(got)
             same = (ref == got) | (np.isnan(ref) & np.isnan(got))
             self.nonfinite += int(np.count_nonzero(~usable & ~same))
             self.ref_nonfinite += int(np.count_nonzero(~finite))
             known, ref, got = ref[finite], ref[usable], got[usable]
+            squares = (_dot(ref, ref), _dot(got, got))
         self.low = min(self.low, float(known.min(initial=math.inf)))
         self.high = max(self.high, float(known.max(initial=-math.inf)))
-        self.reference += _dot(ref, ref)
-        self.candidate += _dot(got, got)
+        self.reference += squares[0]
+        self.candidate += squares[1]
         self.product += _dot(ref, got)
         got -= ref
         error = np.abs(got, out=got)
@@ -180,7 +181,8 @@ def decibels(signal: float, noise: float) -> float:
     """20 log10(signal / noise); infinite without noise, its negative without signal."""
     if noise == 0.0:
         return math.inf
-    return 20.0 * math.log10(signal / noise) if signal > 0.0 else -math.inf
+    ratio = signal / noise
+    return 20.0 * math.log10(ratio) if ratio > 0.0 else -math.inf
 
 
 def median(errors: NDArray[Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -206,15 +207,14 @@ class Allowance:
 
         It is infinite for another shape, and for NaN or infinities that rounding does not explain.
         """
-        return max((self._used(n, expected[n], found[n]) for n in self.allowed), default=0.0)
-
-    def _used(self, name: str, expected: NDArray[Any], found: NDArray[Any]) -> float:
-        size, broken = _error(expected, found)
-        if broken and name not in self.breaks:
-            return float("inf")
-        if size == 0.0:
-            return 0.0
-        return size / self.allowed[name] if self.allowed[name] > 0.0 else float("inf")
+        worst = 0.0
+        for name, allowed in self.allowed.items():
+            size, broken = _error(expected[name], found[name])
+            if broken and name not in self.breaks:
+                return math.inf
+            if size > 0.0:
+                worst = max(worst, size / allowed if allowed > 0.0 else math.inf)
+        return worst
 
 
 def what_rounding_explains(
@@ -291,11 +291,12 @@ class EngineTrials:
         self.known: dict[Subgraph, Observation] = {}  # as last tried
         self._workers = workers
         self._whole = Observation()
-        self._names = frozenset[str]()
+        self._names = set[str]()
 
     def try_whole(self, specimen: Specimen) -> Observation:
         """What the whole model shows, in enough processes to tell not reproducible from wrong."""
-        self._names = _names_of(specimen.model)
+        nodes = specimen.model.graph.node
+        self._names = {name for n in nodes for name in (n.name, *n.input, *n.output) if name}
         until = (Suspect.FAILED, Suspect.NOT_REPRODUCIBLE)
         self._whole = self._observe(specimen, PROCESSES, until)
         return self._whole
@@ -408,15 +409,6 @@ def failure_words(failure: str, names: Collection[str]) -> str:
     return re.sub(r"\d+", "#", " ".join(kept))
 
 
-def _names_of(model: onnx.ModelProto) -> frozenset[str]:
-    nodes = model.graph.node
-    return frozenset(name for n in nodes for name in (n.name, *n.input, *n.output) if name)
-
-
-_OUTPUT_TAIL_BYTES = 4096
-_EXIT_CODE_BAD = 1
-
-
 class CheckTrials:
     """Judges subgraphs by the exit code of a command.
 
@@ -467,13 +459,13 @@ class CheckTrials:
             specimen.write(folder)
             with (folder / "output.txt").open("w+b") as log:
                 code = self._exit_code(folder, log)
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _OUTPUT_TAIL_BYTES))
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
                 lines = log.read().decode(errors="replace").strip().splitlines()
         seen = Observation(1, by_command=True)
         if code != 0:
             said = f": {lines[-1]}" if lines else ""
             ended = f"exit code {code}" if code > 0 else f"signal {-code}"
-            verdict = Verdict.FAIL if code == _EXIT_CODE_BAD else Verdict.UNSURE
+            verdict = Verdict.FAIL if code == 1 else Verdict.UNSURE
             seen = replace(seen, failure=one_line(f"{ended}{said}"), verdict=verdict)
         self.known[specimen.subgraph] = seen
         return seen

@@ -213,3 +213,8 @@ def test_conditions_are_told_on_the_inputs_that_count() -> None:
 def test_a_bound_beyond_all_numbers_is_refused(text: str) -> None:
     with pytest.raises(BadInputError, match="too large"):
         parse_requirements([text], ["y"])
+
+
+def test_errors_whose_squares_leave_float64_are_misses() -> None:
+    found = tensor_error(np.float64([1e200, 1.0]), np.float64([2e200, 1.0]))
+    assert found.max_abs == 1e200 and found.rmse == math.inf and found.snr_db == -math.inf
