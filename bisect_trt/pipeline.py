@@ -25,9 +25,8 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.model.roundings import check_can_be_written
 from bisect_trt.reduction.cures import Cures, cure_model
 from bisect_trt.reduction.oracle import Observation
-from bisect_trt.reduction.reduce import Reduced
-from bisect_trt.reduction.reduce_model import (
-    REPRODUCER,
+from bisect_trt.reduction.reduce import (
+    Reduced,
     files_read,
     reduce_model,
     result_folder,
@@ -67,8 +66,12 @@ from bisect_trt.steps.samples import check_runs
 from bisect_trt.steps.select_fitted import bisect
 from bisect_trt.steps.unsupported import keeping_unsupported, unsupported_by_trial
 
-REDUCED, CURED = "reduced", "cured"
+REDUCED = "reduced"
+CURED = "cured"
 """What the default folders of :func:`reduce` and :func:`cure` end with."""
+
+REPRODUCER = "reproducer"
+"""The folder within the run's."""
 
 
 @within_threads

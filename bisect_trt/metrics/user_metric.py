@@ -95,19 +95,11 @@ def _read_only(arrays: Any) -> Any:
     return view
 
 
-def _fingerprint(arrays: Any) -> str:
-    found = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, Mapping):
-            for name in value:
-                found.update(str(name).encode(errors="replace"))
-                add(value[name])
-        elif isinstance(value, Sequence):
-            for entry in value:
-                add(entry)
-        else:
-            found.update(np.ascontiguousarray(value).tobytes())
-
-    add(arrays)
-    return found.hexdigest()
+def _fingerprint(arrays: Any) -> bytes:
+    if isinstance(arrays, Mapping):
+        parts = [str(n).encode(errors="replace") + _fingerprint(a) for n, a in arrays.items()]
+    elif isinstance(arrays, Sequence):
+        parts = [_fingerprint(value) for value in arrays]
+    else:
+        parts = [np.ascontiguousarray(arrays).tobytes()]
+    return hashlib.sha256(b"".join(parts)).digest()

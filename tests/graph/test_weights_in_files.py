@@ -21,7 +21,6 @@ from bisect_trt.model.load import load_model
 from bisect_trt.model.save import file_form, save_model, weights_size, write_model
 from bisect_trt.model.tensor_values import array_of, place_of
 from bisect_trt.model.typed import mark_outputs, to_typed
-from bisect_trt.reduction.reduce import kept_apart, with_seeded_weights
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.second_emulator import WholeModelRunner
@@ -185,17 +184,11 @@ def test_an_engine_s_parser_is_given_links_and_only_what_is_new(
     assert len(keys) == 2
 
 
-def test_marks_and_seeded_weights_need_no_copy(path: Path) -> None:
+def test_marks_need_no_copy(path: Path) -> None:
     model = load_model(path).proto
     marked = mark_outputs(model, ["a"])
     assert [o.name for o in marked.graph.output] == ["y", "a"]
     assert len(marked.SerializeToString()) < IN_BODY
-    copied, seeded = with_seeded_weights(model)
-    assert [s.name for s in seeded] == ["raw", "listed"]
-    assert kept_apart(model, (), "weights.bin") == (model, ())  # nothing is read
-    apart, _ = kept_apart(copied, seeded, "weights.bin")
-    places = {p.path for t in apart.graph.initializer if (p := place_of(t)) is not None}
-    assert places == {"weights.bin"}
 
 
 def test_a_link_to_a_model_has_the_weights_beside_the_model(path: Path, tmp_path: Path) -> None:
