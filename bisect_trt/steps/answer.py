@@ -13,7 +13,6 @@ import pandas as pd
 
 from bisect_trt.base.display import some_of
 from bisect_trt.base.interrupt import BudgetSpentError
-from bisect_trt.base.limits import give_back
 from bisect_trt.base.outcomes import (
     Cause,
     Diagnosis,
@@ -32,12 +31,7 @@ from bisect_trt.steps.confirm import Judgement
 from bisect_trt.steps.context import Context, RunStatistics
 from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.engine_baselines import EngineBaselines
-from bisect_trt.steps.engine_diagnosis import (
-    begin_further,
-    not_reproducible,
-    over_processes,
-    runs_of,
-)
+from bisect_trt.steps.engine_diagnosis import not_reproducible, over_processes, runs_of
 from bisect_trt.steps.failing_inputs import UnseenInputs, note_held
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import all_in_fp32
@@ -180,7 +174,7 @@ def _lost(problem: Problem, context: Context, answer: PrecisionPlan) -> list[str
     lost: list[str] = []
     for sample in samples:
         after = dict[str, int]()  # tensors, and how many layers behind an infinite one they are
-        for values in context.emulator.trace(sample, answer, rtx_sums=context.rtx_sums):
+        for values in context.emulator.trace(sample, answer):
             true, made = values.reference, values.accumulated
             if not all_finite(true):
                 continue
@@ -328,9 +322,6 @@ def validation_of_answer(known: RunState, context: Context) -> Validation | None
         return None
     context.observer.step("what it holds on")
     settings, judged = known.problem.settings, known.judgement
-    if settings.fitted and known.bisection is not None and context.engine is None:
-        context.emulator.release()  # hundreds of sets have filled it, and the test is of one
-        give_back()
     # An evaluation opens sessions too. Where what is counted is too hopeful the clock ends the
     # test.
     seconds = known.baselines.evaluation_seconds(len(known.problem.samples))
@@ -371,13 +362,6 @@ def _note_budget(context: Context, validation: Validation, wanted: int) -> None:
         f"{wanted} of a kind: the same command with more minutes goes on"
     )
     context.note(Finding("budget", "", message))
-
-
-def begin_reproducibility(known: RunState, context: Context) -> None:
-    """Begin the engines that :func:`with_reproducibility` will ask for."""
-    result = _stood_on(known)
-    if result is not None and result.verdict.passed:
-        begin_further(context, result.plan)
 
 
 def with_reproducibility(known: RunState, context: Context) -> RunState:

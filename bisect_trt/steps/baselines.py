@@ -495,13 +495,13 @@ def _findings(
     return found
 
 
-def nothing_to_pin(reduced: Evaluation, precision: Precision) -> Diagnosis:
-    """The case is settled: the reduced precision is good enough as it is."""
+def nothing_to_pin(reduced: Evaluation, precision: Precision, where: str = "") -> Diagnosis:
+    """The case is settled: the reduced precision is good enough as it is, ``where`` it ran."""
     held = len(reduced.plan.pinned)
     but = f" but what is held in FP32 (layers: {held})" if held else ""
     return Diagnosis(
         Cause.NONE,
-        f"Everything{but} in {precision.value.upper()} meets the requirement "
+        f"Everything{but} in {precision.value.upper()} meets the requirement{where} "
         f"({times(reduced.score)}); nothing {'else ' if held else ''}needs to be pinned.",
     )
 
@@ -557,11 +557,11 @@ def _diagnose(
     return tf32_to_blame(tf32) if precision is Precision.TF32 else None
 
 
-def tf32_to_blame(tf32: Evaluation) -> Diagnosis:
+def tf32_to_blame(tf32: Evaluation, where: str = "") -> Diagnosis:
     """The case is settled: TF32 was asked for and misses what strict FP32 meets."""
     return Diagnosis(
         Cause.TF32,
-        f"TF32 misses the requirement ({times(tf32.score, tf32.verdict)}) and strict FP32 meets "
-        "it. TF32 is a switch of the whole engine that no pin can cure: turn it off "
+        f"TF32 misses the requirement{where} ({times(tf32.score, tf32.verdict)}) and strict FP32 "
+        "meets it. TF32 is a switch of the whole engine that no pin can cure: turn it off "
         "(clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
     )

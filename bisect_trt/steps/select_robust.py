@@ -18,7 +18,6 @@ from bisect_trt.search.minimise import Headroom, one_minimal
 from bisect_trt.search.prefix import longer, shortest_prefix
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.failing_inputs import UnseenInputs
-from bisect_trt.steps.open_runners import begin
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal, SearchSet, all_in_fp32
 from bisect_trt.steps.sensitivity import TIME_BUDGET_S, SensitivityRows
@@ -171,14 +170,10 @@ def final_validation(
     misses too refuses nothing.
 
     What an engine decides is tested there: of it the second emulator is asked about the given
-    inputs, while the engine is built.
+    inputs.
     """
-    if context.engine is not None and context.engine.new_evaluations:  # else it repeats another run
-        built = context.plan_for(context.engine, plan)
-        if not context.engine.knows(built):
-            begin(context.opened, built)
     if context.engine is not None:
-        judges, given = [context.second], context.second_sees
+        judges, given = [context.second], problem.samples
         return refused_by(problem, context, judges, plan, limit, given), None
     judges, test = [context.evaluator, context.second], next_test(problem, context)
     against, validation = put_to_test(
