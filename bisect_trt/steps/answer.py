@@ -22,7 +22,6 @@ from bisect_trt.base.outcomes import (
     Validation,
 )
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.evaluate.cache import Row
 from bisect_trt.evaluate.result import Evaluation, meets
 from bisect_trt.metrics.arrays import all_finite
 from bisect_trt.model.outputs import unreached
@@ -120,8 +119,11 @@ def inputs_table(known: RunState, context: Context, answer: PrecisionPlan | None
 
 _SHOWN = 4
 
-_WRONG, _ON = 0.1, 4
-"""Share of its largest value by which a layer may be off, up to so many behind the infinities."""
+_WRONG_SHARE = 0.1
+"""Of its largest value a layer is off by more where what it should give is lost."""
+
+_LAYERS_BEHIND = 4
+"""So far behind an infinity a layer is looked at."""
 
 
 def note_left_overflowing(
@@ -166,29 +168,28 @@ def _lost(problem: Problem, context: Context, answer: PrecisionPlan) -> list[str
     finite again: a normalisation that divides by infinity gives zeros.
     """
     samples = traced_inputs(problem, context)
-    key = context.evaluator.key("lost", answer.digest, *(sample.digest for sample in samples))
-    recalled = context.cache.recall(key)
-    if recalled is not None:
-        return [str(name) for name in recalled[0]]
     reads = {layer.name: set(layer.inputs) for layer in problem.layers}
-    lost: list[str] = []
-    for sample in samples:
-        after = dict[str, int]()  # tensors, and how many layers behind an infinite one they are
-        for values in context.emulator.trace(sample, answer):
-            true, made = values.reference, values.accumulated
-            if not all_finite(true):
-                continue
-            behind = min((after[n] for n in reads.get(values.layer, ()) if n in after), default=_ON)
-            if not all_finite(made):
-                after[values.tensor] = 0
-            elif behind < _ON and true.size:
-                after[values.tensor] = behind + 1
-                off, largest = np.abs(made - true).max(), np.abs(true).max()
-                if off > _WRONG * largest:
-                    lost.append(values.layer)
-    found = list(dict.fromkeys(lost))
-    context.cache.record_later(Row(key, "lost", found))
-    return found
+
+    def found() -> list[str]:
+        lost: list[str] = []
+        for sample in samples:
+            after = dict[str, int]()  # tensors, and how many layers behind an infinite one they are
+            for values in context.emulator.trace(sample, answer):
+                true, made = values.reference, values.accumulated
+                if not all_finite(true):
+                    continue
+                read = reads.get(values.layer, set())
+                behind = min((after[n] for n in read if n in after), default=_LAYERS_BEHIND)
+                if not all_finite(made):
+                    after[values.tensor] = 0
+                elif behind < _LAYERS_BEHIND and true.size:
+                    after[values.tensor] = behind + 1
+                    if np.abs(made - true).max() > _WRONG_SHARE * np.abs(true).max():
+                        lost.append(values.layer)
+        return list(dict.fromkeys(lost))
+
+    digests = [sample.digest for sample in samples]
+    return context.recalled("lost", [answer.digest, *digests], found)
 
 
 def best_so_far(

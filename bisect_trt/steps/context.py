@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -102,6 +103,8 @@ class RunStatistics:
         return min(sets, key=len, default=None)
 
 
+Answer = TypeVar("Answer")
+
 _SAMPLES_A_TURN, _OF_MANY_NODES = 64, 128
 """Sessions of many nodes take 5 to 10 s to open: a whole test is asked about in a turn."""
 
@@ -193,19 +196,29 @@ class Context:
         """Who has the last word."""
         return self.engine or self.evaluator
 
+    def recalled(self, what: str, parts: Sequence[str], compute: Callable[[], Answer]) -> Answer:
+        """What ``compute`` gives, plain data, or what the cache has of ``what`` on ``parts``."""
+        key = self.evaluator.key(what, *parts)
+        known = self.cache.recall(key)
+        if known is not None:
+            return cast(Answer, known[0])
+        answer = compute()
+        self.cache.record_later(Row(key, what, answer))
+        return answer
+
     @cached_property
     def undefined(self) -> tuple[str, ...]:
         """The outputs whose reference is NaN somewhere on some given input."""
-        key = self.evaluator.key("undefined", *(sample.digest for sample in self.problem.samples))
-        known = self.cache.recall(key)
-        if known is not None:
-            return tuple(known[0])
-        found = set[str]()
-        for sample in self.problem.samples:
-            outputs = self.references.of(sample)
-            found |= {n for n, a in outputs.items() if a.dtype.kind == "f" and np.isnan(a).any()}
-        self.cache.record_later(Row(key, "undefined", sorted(found)))
-        return tuple(sorted(found))
+
+        def names() -> list[str]:
+            found = set[str]()
+            for sample in self.problem.samples:
+                outputs = self.references.of(sample).items()
+                found |= {n for n, a in outputs if a.dtype.kind == "f" and np.isnan(a).any()}
+            return sorted(found)
+
+        digests = [sample.digest for sample in self.problem.samples]
+        return tuple(self.recalled("undefined", digests, names))
 
     def plan_for(self, evaluator: Evaluator, plan: PrecisionPlan) -> PrecisionPlan:
         """``plan`` as ``evaluator`` takes it: an engine is told of pins, not of what they run

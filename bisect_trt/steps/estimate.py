@@ -16,8 +16,8 @@ from bisect_trt.evaluate.cache import Cache
 from bisect_trt.evaluate.references import References
 from bisect_trt.inputs.samples import ALIKE, NOT_COVERED
 from bisect_trt.settings import Settings, within_threads
-from bisect_trt.steps.baselines import check_decisions, check_reference
 from bisect_trt.steps.context import Context
+from bisect_trt.steps.given_checks import check_decisions, check_reference
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.memory_need import PROCESS, need_of_samples
 from bisect_trt.steps.open_runners import baseline_plans, emulator_device, open_emulator
