@@ -55,7 +55,11 @@ from bisect_trt.steps.baselines import (
 from bisect_trt.steps.confirm import decide_on_engine
 from bisect_trt.steps.context import Context, open_context, plans_of
 from bisect_trt.steps.diagnosis import Triage, find_cause
-from bisect_trt.steps.engine_baselines import measure_engine
+from bisect_trt.steps.engine_baselines import (
+    keeping_unsupported,
+    measure_engine,
+    unsupported_by_trial,
+)
 from bisect_trt.steps.estimate import expected_sets
 from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.golden import check_golden
@@ -63,7 +67,6 @@ from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
 from bisect_trt.steps.select_fitted import bisect
-from bisect_trt.steps.unsupported import keeping_unsupported, unsupported_by_trial
 
 REDUCED, CURED = "reduced", "cured"
 """What the default folders of :func:`reduce` and :func:`cure` end with."""

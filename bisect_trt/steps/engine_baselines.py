@@ -1,30 +1,31 @@
-"""The engine's baselines, and what is checked in them."""
+"""The engine's baselines, and the layers that it does not take at the reduced precision."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bisect_trt.base.errors import BadInputError, RunnerFailedError
-from bisect_trt.base.outcomes import Cause, Diagnosis, Finding, Reproducibility, Validation
+from bisect_trt.base.display import counted, some_of
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import BudgetSpentError
+from bisect_trt.base.outcomes import (
+    Cause,
+    Diagnosis,
+    Finding,
+    Reproducibility,
+    Validation,
+    Verdict,
+)
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.cache import Row
 from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.metrics.errors import rows_apart
 from bisect_trt.metrics.requirements import times
-from bisect_trt.model.inputs import check_array, input_specs
-from bisect_trt.runners.base import Repeated
-from bisect_trt.runners.tensorrt.profile import profile_of
+from bisect_trt.runners.base import UNSUPPORTED
+from bisect_trt.search import find_pins
 from bisect_trt.steps.baselines import Baselines
 from bisect_trt.steps.context import Context
+from bisect_trt.steps.engine_checks import check_engine
 from bisect_trt.steps.engine_diagnosis import (
     Fp32,
     agreement,
@@ -38,191 +39,8 @@ from bisect_trt.steps.engine_diagnosis import (
 from bisect_trt.steps.engine_layer_errors import EngineTable, trace_engine
 from bisect_trt.steps.open_runners import baseline_plans
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.samples import usable
 from bisect_trt.steps.validation import put_to_test
 from bisect_trt.steps.validation_inputs import missed_on, next_test
-
-_ROUNDING_STEPS = 10.0
-"""How many rounding steps of the largest value equal rows may lie apart."""
-
-_ROUNDING_STEP = {
-    Precision.FP32: 2.0**-23,
-    Precision.TF32: 2.0**-10,
-    Precision.FP16: 2.0**-10,
-    Precision.BF16: 2.0**-7,
-}
-
-
-def check_engine(
-    problem: Problem, context: Context, plan: PrecisionPlan, emulated: Evaluation
-) -> tuple[Finding, ...]:
-    """What ``plan``'s engine does on equal rows and at the corners of its profile.
-
-    Call it right after the plan was evaluated: the engine is kept until another is built.
-    """
-    rows = _check_equal_rows(problem, context, plan, emulated)
-    return context.found([*rows, *_check_corners(problem, context, plan, emulated)])
-
-
-def _check_equal_rows(
-    problem: Problem, context: Context, plan: PrecisionPlan, emulated: Evaluation
-) -> list[Finding]:
-    sample = _sample_of_equal_rows(problem)
-    if sample is None or context.engine is None:
-        return []
-    key = context.engine.key("equal-rows", plan.digest, emulated.plan.digest, sample.digest)
-    known = context.cache.recall(key)
-    if known is not None:
-        return [Finding(**entry) for entry in known[0]]
-    try:
-        found = list(_unequal_rows(problem, context, plan, emulated, sample))
-    except RunnerFailedError as error:
-        if error.machine:  # another time it may be told
-            return []
-        found = []
-    context.cache.record([Row(key, "equal-rows", [vars(f) for f in found])])
-    return found
-
-
-def _unequal_rows(
-    problem: Problem, context: Context, plan: PrecisionPlan, emulated: Evaluation, sample: Sample
-) -> Iterator[Finding]:
-    """The outputs in which the engine gives the equal rows of ``sample`` different answers.
-
-    Raises:
-        RunnerFailedError: the engine breaks.
-    """
-    if context.opened is None or not list(usable(context, iter([sample]), 1)):
-        return
-    rows = len(next(iter(sample.arrays.values())))
-    exact = {n: a for n, a in context.references.of(sample).items() if _keeps_rows(a, rows)}
-    if not exact:
-        return
-    answer = next(iter(context.opened.outputs(plan, [sample])))
-    answers = [answer]
-    if isinstance(answer, Repeated):
-        answers += [other for other, _ in answer.others]
-    for name, reference in exact.items():
-        largest, span = _size(reference)
-        error = emulated.worst.get(name)
-        # Rounding that leaves the range explains everything.
-        rounding = 2.0 * error.max_abs if error is not None and error.finite else math.inf
-        steps = _ROUNDING_STEPS * _ROUNDING_STEP[emulated.plan.base] * largest
-        allowed = rows_apart(reference).apart + max(steps, rounding)
-        of_rows = [(a, rows_apart(a[name])) for a in answers if a[name].shape == reference.shape]
-        if not of_rows:
-            continue
-        worst, seen = max(of_rows, key=lambda pair: pair[1].apart)
-        if seen.apart <= allowed:
-            continue
-        missed = False
-        if not problem.requirements.of_sets:
-            first_row = np.repeat(worst[name][:1], len(worst[name]), axis=0)
-            missed = problem.requirements.score({**worst, name: first_row}, worst) > 1.0
-        named = ", ".join(map(str, seen.rows[:4])) + (" ..." if len(seen.rows) > 4 else "")
-        beyond = " and more than the requirement allows" if missed else ""
-        message = (
-            f"the {plan.base.value.upper()} engine gives equal rows of a batch different answers "
-            f"in output {name!r}: of {rows} copies of one row of {sample.name!r}, answers lie "
-            f"{seen.apart / span:.2g} of the output's range apart (farthest off: row {named}), "
-            f"beyond the {allowed / span:.2g} that rounding explains{beyond}; run it one row at a "
-            "time, or look for the kernel with `bisect-trt reduce`"
-        )
-        yield Finding("equal-rows", name, message, missed)
-
-
-def _sample_of_equal_rows(problem: Problem) -> Sample | None:
-    """A given sample with each row the first, where its inputs share a first dimension of 2 or
-    more, or the given profile allows one; None where there is no batch.
-    """
-    for sample in problem.samples:
-        sizes = {a.shape[:1] for a in sample.arrays.values()}
-        if len(sizes) == 1 and (rows := next(iter(sizes))) and rows[0] > 1:
-            return _rows_of(sample, rows[0])
-    specs = input_specs(problem.model.proto)
-    dynamic = all(s.shape is None or (s.shape and not isinstance(s.shape[0], int)) for s in specs)
-    if not problem.settings.profiles or not dynamic:
-        return None
-    profile = _profile(problem).values()
-    most = min((largest[0] if largest else 1 for _, _, largest in profile), default=1)
-    least = max((smallest[0] if smallest else 1 for smallest, _, _ in profile), default=1)
-    return _rows_of(problem.samples[0], most) if most > 1 and least <= most else None
-
-
-def _rows_of(sample: Sample, rows: int) -> Sample:
-    arrays = {n: np.repeat(a[:1], rows, axis=0) for n, a in sample.arrays.items()}
-    return Sample(f"{sample.name}, row 0", arrays)
-
-
-def _keeps_rows(reference: NDArray[Any], rows: int) -> bool:
-    """Whether equal rows of the inputs gave equal rows of this output."""
-    if reference.dtype.kind != "f" or reference.shape[:1] != (rows,) or reference.size == 0:
-        return False
-    allowed = _ROUNDING_STEPS * _ROUNDING_STEP[Precision.FP32] * _size(reference)[0]
-    return rows_apart(reference).apart <= allowed
-
-
-def _size(reference: NDArray[Any]) -> tuple[float, float]:
-    """The largest of the finite values, and their range; their size where all are equal."""
-    values = reference[np.isfinite(reference)].astype(np.float64)
-    largest = float(np.abs(values).max(initial=0.0))
-    return largest, (float(np.ptp(values)) if values.size else 0.0) or largest or 1.0
-
-
-def _check_corners(
-    problem: Problem, context: Context, plan: PrecisionPlan, emulated: Evaluation
-) -> Iterator[Finding]:
-    """Where the engine misses at the smallest or largest shapes of the given profile."""
-    if not problem.settings.profiles or context.engine is None or problem.requirements.of_sets:
-        return
-    for size, corner in _corners(problem):
-        for sample in usable(context, iter([corner]), 1):
-            (result,) = context.engine.judge(plan, [sample]).results
-            if result.verdict.passed:
-                continue
-            (expected,) = context.evaluator.judge(emulated.plan, [sample]).results
-            if not expected.verdict.passed:
-                continue
-            shapes = (f"{n} {'x'.join(map(str, a.shape))}" for n, a in sample.arrays.items())
-            how = times(result.score) if result.errors else f"{result.verdict}, {result.note}"
-            message = (
-                f"the {plan.base.value.upper()} engine misses the requirement at the {size} shapes "
-                f"of --profile ({', '.join(shapes)}): {how}, where emulation meets it "
-                f"({times(expected.score)}); build for a narrower profile, or for each size an "
-                "engine of its own"
-            )
-            where = next(iter(sample.arrays))
-            yield Finding("profile-corner", where, message, weighty=True)
-
-
-def _corners(problem: Problem) -> Iterator[tuple[str, Sample]]:
-    """The first sample cropped or wrapped around to the smallest and to the largest shapes of the
-    given profile, where no given sample has them and the model takes them together.
-    """
-    profile, given = _profile(problem), problem.samples[0]
-    shown = [sample.shapes for sample in problem.samples]
-    for size, place in (("smallest", 0), ("largest", 2)):
-        shapes = {name: profile[name][place] for name in given.arrays}
-        symbols: dict[str, int] = {}  # sizes of one name are equal
-        try:
-            for spec in input_specs(problem.model.proto):
-                check_array("profile", spec, spec.dtype, shapes[spec.name], symbols)
-        except BadInputError:
-            continue
-        if shapes not in shown:
-            arrays = {name: _wrapped(a, shapes[name]) for name, a in given.arrays.items()}
-            yield size, Sample(f"{given.name}, {size} shapes", arrays)
-
-
-def _wrapped(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    for axis, size in enumerate(shape):
-        array = np.take(array, range(size), axis=axis, mode="wrap")
-    return array
-
-
-def _profile(problem: Problem) -> dict[str, tuple[tuple[int, ...], ...]]:
-    samples = (*problem.samples, *problem.holdout)
-    return dict(profile_of(problem.graph.proto, samples, problem.settings.profiles))
 
 
 @dataclass(frozen=True)
@@ -347,3 +165,135 @@ def _findings(identity: Fp32, fp32: Evaluation, emulated: Baselines) -> list[Fin
         )
         found.append(Finding("tf32", "", message))
     return found
+
+
+_SHOWN_LAYERS = 4
+_TRIAL_BUILDS = 16
+"""Where nobody says: an operator of twenty takes five or six, and its layer among thirty as
+many."""
+
+_KNOWN_EVALUATIONS = 2
+"""Of a search for what is unsupported: no pins and all, whose engines are known."""
+
+
+def keeping_unsupported(
+    problem: Problem, context: Context, engine: EngineBaselines
+) -> Problem | None:
+    """``problem`` with the layers held in FP32 for whose sake the engine of everything reduced
+    could not be had; None where it could, or it names none.
+
+    Raises:
+        BadInputError: such a layer was asked to be reduced.
+    """
+    if engine.base.worst or engine.diagnosis is not None:
+        return None
+    named = frozenset(engine.base.facts.get(UNSUPPORTED, ()))
+    precision = problem.settings.precision.value.upper()
+    if asked_for := named & problem.kept_reduced:
+        raise BadInputError(
+            f"--keep-reduced: the engine does not take {min(asked_for)!r} in {precision} "
+            f"({engine.base.note}); leave it out"
+        )
+    unsupported = named.intersection(problem.names)
+    if not unsupported:
+        return None
+    message = (
+        f"the engine does not take {some_of(sorted(unsupported), _SHOWN_LAYERS)} in {precision}, "
+        f"so it stays in FP32 from the start ({engine.base.note})"
+    )
+    context.note(Finding("held", min(unsupported), message))
+    return _holding(problem, unsupported)
+
+
+def _holding(problem: Problem, unsupported: frozenset[str]) -> Problem:
+    return replace(
+        problem,
+        held_pins=problem.held_pins | unsupported,
+        unsupported=problem.unsupported | unsupported,
+    )
+
+
+def unsupported_by_trial(
+    problem: Problem, context: Context, engine: EngineBaselines | None
+) -> Problem | None:
+    """``problem`` with the layers held in FP32 without which the engine of everything reduced is
+    had: operators first, then layers of theirs. None where it was had, nothing but everything does,
+    or the builds were spent before.
+    """
+    if engine is None or engine.base.worst or engine.diagnosis is not None:
+        return None
+    # A crash may have been a chance, and would hold innocent layers for good.
+    broken = engine.base.verdict is Verdict.BUILD_FAILED
+    if context.engine is None or not broken or not engine.fp32.worst or problem.kept_reduced:
+        return None
+    context.observer.step("engine: layers that it does not take")
+    allowed = problem.settings.max_builds
+    trial = _Trial(
+        problem, context, engine.base.note, _TRIAL_BUILDS if allowed is None else allowed
+    )
+    by_op: dict[str, list[str]] = {}
+    for layer in problem.layers:
+        if layer.name in problem.names:
+            by_op.setdefault(layer.op, []).append(layer.name)
+    ops = trial.find(by_op) or frozenset(by_op)
+    names = [name for op in by_op if op in ops for name in by_op[op]]
+    unsupported = trial.find({name: [name] for name in names}) or frozenset(names)
+    if len(unsupported) == len(problem.names):
+        return None
+    said = some_of([f"'{name}'" for name in names if name in unsupported], _SHOWN_LAYERS)
+    more = "" if trial.complete else ", too few: some of them may not need it"
+    message = (
+        f"the engine does not take {said} in {problem.settings.precision.value.upper()}, so "
+        f"{'it stays' if len(unsupported) == 1 else 'they stay'} in FP32 from the start; found by "
+        f"trial (engines built: {trial.builds}{more}), since it names no layer "
+        f"({engine.base.note})"
+    )
+    context.note(Finding("held", min(unsupported), message))
+    return _holding(problem, unsupported)
+
+
+class _Trial:
+    """Asks the engine which groups of layers keep it from being had.
+
+    ``builds`` counts the engines tried; ``complete`` is false where ``max_builds`` did not do.
+    """
+
+    def __init__(self, problem: Problem, context: Context, note: str, max_builds: int) -> None:
+        self._problem, self._context = problem, context
+        self._note, self._max_builds = note, max_builds
+        self.builds, self.complete = 0, True
+
+    def find(self, groups: Mapping[str, Sequence[str]]) -> frozenset[str]:
+        """The groups that have to be held, none of which can be spared if the builds were enough;
+        none where nothing smaller than all of them does.
+        """
+        if len(groups) == 1:
+            return frozenset(groups)
+
+        def is_had(pinned: frozenset[str]) -> Verdict:
+            if not pinned:
+                return Verdict.FAIL
+            if len(pinned) == len(groups):  # or it was where all of their operators were
+                return Verdict.PASS
+            layers = [name for group in pinned for name in groups[group]]
+            self._context.tell(f"an engine with {counted(len(layers), 'layer')} in FP32")
+            self.builds += 1
+            assert self._context.engine is not None
+            result = self._context.engine.evaluate(self._problem.base.with_pins(layers))
+            return Verdict.PASS if result.worst else Verdict.BUILD_FAILED
+
+        # What the engine's message mentions is suspected first.
+        suspicion = {
+            group: float(any(name in self._note for name in (group, *names)))
+            for group, names in groups.items()
+        }
+        found = find_pins(
+            list(groups),
+            is_had,
+            suspicion=suspicion if any(suspicion.values()) else None,
+            max_probes=max(0, self._max_builds - self.builds) + _KNOWN_EVALUATIONS,
+        )
+        if self._context.time.left_s <= 0.0:  # which the search takes for the end of its builds
+            raise BudgetSpentError
+        self.complete = found.complete
+        return found.pinned if len(found.pinned) < len(groups) else frozenset()
