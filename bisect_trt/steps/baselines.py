@@ -65,7 +65,6 @@ class Baselines:
     reduced_first: Evaluation
     second: Evaluation | None
     layers: pd.DataFrame
-    findings: tuple[Finding, ...]
     diagnosis: Diagnosis | None
 
     def evaluation_seconds(self, samples: int) -> float:
@@ -105,7 +104,7 @@ def measure_baselines(problem: Problem, context: Context) -> Baselines:
     check_decisions(problem, context, fp32)
     note_single_values(problem, context, fp32)
     note_alike(problem, context)
-    findings = context.found(baseline_findings(problem, fp32, tf32, reduced))
+    context.note(*baseline_findings(problem, fp32, tf32, reduced))
     layers = trace_layers(problem, context, traced_inputs(problem, context))
     second = None
     if reduced.verdict.passed:
@@ -123,7 +122,7 @@ def measure_baselines(problem: Problem, context: Context) -> Baselines:
         diagnosis = nothing_to_pin(last, precision)
     elif context.engine is None and not last.verdict.passed and precision is Precision.TF32:
         diagnosis = tf32_to_blame(tf32)
-    return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
+    return Baselines(fp32, tf32, reduced, second, layers, diagnosis)
 
 
 def _worse(first: Evaluation, second: Evaluation | None) -> Evaluation:

@@ -221,13 +221,12 @@ class Context:
         return tuple(self.recalled("undefined", digests, names))
 
     def plan_for(self, evaluator: Evaluator, plan: PrecisionPlan) -> PrecisionPlan:
-        """``plan`` as ``evaluator`` takes it: an engine is told of pins, not of what they run
-        in."""
+        """``plan`` as ``evaluator`` takes it: an engine is not told what pins run in."""
         return plan.with_pins_in(Precision.FP32) if evaluator is self.engine else plan
 
     def error_sample(self, sample: Sample) -> ErrorSample:
-        """The elements that stand for all of ``sample``'s outputs: the same ones whatever is held,
-        since the cache's vectors are theirs.
+        """The elements that stand for all of ``sample``'s outputs, whatever is held: the cache's
+        vectors are theirs.
         """
         return self.disturbed(sample, PrecisionPlan(self.problem.settings.precision))
 
@@ -240,9 +239,7 @@ class Context:
             candidate: Arrays
             try:
                 candidate = next(iter(self.emulator.outputs(plan, [sample])))
-            except (
-                RunnerFailedError
-            ):  # a rounded index out of range: the plan's own evaluation tells
+            except RunnerFailedError:  # the plan's own evaluation tells
                 candidate = reference
             chosen = ErrorSample(problem.requirements, reference, candidate, limit)
             self._error_samples[key] = chosen
@@ -272,20 +269,16 @@ class Context:
         for evaluator in filter(None, (self.evaluator, self.engine)):
             evaluator.on_evaluation = self._tell
 
-    def found(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """``findings``, told to the observer."""
-        for finding in findings:
-            self.observer.finding(finding.message)
-        return tuple(findings)
-
     def noted(self, kind: str) -> bool:
         """Whether something of this kind was."""
         return any(found.kind == kind for found in self._found)
 
-    def note(self, finding: Finding) -> None:
-        """Tell the observer, once, and keep it for the run statistics."""
-        if finding not in self._found:
-            self._found += self.found([finding])
+    def note(self, *findings: Finding) -> None:
+        """Tell the observer of each, once, and keep it for the run statistics."""
+        for finding in findings:
+            if finding not in self._found:
+                self._found.append(finding)
+                self.observer.finding(finding.message)
 
     def _tell(self, result: Evaluation) -> None:
         pins = len(result.plan.pinned)
@@ -426,8 +419,7 @@ def _opened(
         time=time_budget,
         references=references,
     )
-    for finding in (*findings, *noted, *of_scales):
-        context.note(finding)
+    context.note(*findings, *noted, *of_scales)
     if engine is None and (words := idle_options(settings)):
         context.note(Finding("no-engine", "", words))
     if cache.note:

@@ -61,7 +61,6 @@ class EngineBaselines:
     identity: Fp32
     fingerprint: float
     table: EngineTable | None
-    findings: tuple[Finding, ...]
     diagnosis: Diagnosis | None
     reproducibility: Reproducibility | None = None
     validation: Validation | None = None
@@ -90,21 +89,21 @@ def measure_engine(
     strict, allowed, reduced = baseline_plans(problem)
     fp32 = engine.evaluate(strict)
     identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
-    findings = [*context.found(_findings(identity, fp32, emulated))]
+    context.note(*_findings(identity, fp32, emulated))
     if fp32.worst:  # the engine is still there
         fp32_is = emulated.tf32 if identity is Fp32.TF32 else emulated.fp32
-        findings += check_engine(problem, context, strict, fp32_is)
+        check_engine(problem, context, strict, fp32_is)
     tf32, base = engine.evaluate(allowed), engine.evaluate(reduced)
     table = None
     if base.worst:
-        findings += check_engine(problem, context, reduced, emulated.reduced_first)
+        check_engine(problem, context, reduced, emulated.reduced_first)
         context.observer.step("engine layers")
         shown = emulated.layers
         if problem.marked is not None:
             shown = shown[shown["layer"].isin(problem.marked)]
         traced = PrecisionPlan(precision, held=problem.unsupported)
         table = trace_engine(problem, context, engine, traced, shown)
-        findings += context.found(table.findings()) if table is not None else ()
+        context.note(*(table.findings() if table is not None else ()))
     validation, overfitted = None, False
     # TF32 is a switch of the whole engine: no pin could make up for its luck.
     luck_matters = base.verdict.passed and not problem.settings.fitted and precision.is_storage
@@ -128,7 +127,7 @@ def measure_engine(
     )
     for plan in dict.fromkeys(p for p in (strict, allowed, reduced) if p != blamed):
         runs = engine.done[plan].reproducibility
-        findings += context.found(note_not_reproducible(plan.base.value.upper(), runs))
+        context.note(*note_not_reproducible(plan.base.value.upper(), runs))
     settled = diagnosis is not None and diagnosis.cause is Cause.NONE
     fingerprint = agreement(engine.vector(strict), context.evaluator.vector(emulated.tf32.plan))
     return EngineBaselines(
@@ -140,7 +139,6 @@ def measure_engine(
         identity=identity,
         fingerprint=fingerprint,
         table=table,
-        findings=tuple(findings),
         diagnosis=diagnosis,
         reproducibility=reproducibility,
         validation=validation if settled else None,

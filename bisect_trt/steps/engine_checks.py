@@ -37,13 +37,13 @@ _ROUNDING_STEP = {
 
 def check_engine(
     problem: Problem, context: Context, plan: PrecisionPlan, emulated: Evaluation
-) -> tuple[Finding, ...]:
-    """What ``plan``'s engine does on equal rows and at the corners of its profile.
+) -> None:
+    """Say what ``plan``'s engine does on equal rows and at the corners of its profile.
 
     Call it right after the plan was evaluated: the engine is kept until another is built.
     """
-    rows = _check_equal_rows(problem, context, plan, emulated)
-    return context.found([*rows, *_check_corners(problem, context, plan, emulated)])
+    context.note(*_check_equal_rows(problem, context, plan, emulated))
+    context.note(*_check_corners(problem, context, plan, emulated))
 
 
 def _check_equal_rows(

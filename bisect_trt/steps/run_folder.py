@@ -1,6 +1,4 @@
-"""The files that the user's metrics read are part of what their answers depend on: the cache
-knows which they were, and answers under another key once one has changed.
-"""
+"""The folder of a run: whose it is, what may be written over, and what the user's metrics read."""
 
 from __future__ import annotations
 
@@ -83,37 +81,33 @@ def _owner_of(folder: Path) -> str | None:
     path = folder / CACHE
     if not path.is_file():
         return None
-    with suppress(sqlite3.Error, OSError, ValueError), closing(_opened(path)) as database:
-        query = "SELECT meta FROM answers WHERE key = ?"
+    read_only = f"{path.resolve().as_uri()}?mode=ro"
+    query = "SELECT meta FROM answers WHERE key = ?"
+    with (
+        suppress(sqlite3.Error, OSError, ValueError),
+        closing(sqlite3.connect(read_only, uri=True)) as database,
+    ):
         row = database.execute(query, (_OWNER,)).fetchone()
         return None if row is None else str(json.loads(row[0]))
     return None
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """``folder``, made if it is not there; nobody else runs in it inside the block.
 
+    The folder itself is locked, since SQLite has locks of its own on the cache; the system lets go
+    of it with the process.
 
-def _make(folder: Path) -> None:
+    Raises:
+        BadInputError: the folder cannot be written, or is in use.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, ValueError) as error:
         raise not_written(f"--out {folder}", error, "; choose another folder") from error
-
-
-@contextmanager
-def held_folder(folder: Path) -> Iterator[None]:
-    """``folder``, made if it is not there; nobody else runs in it inside the block. The system lets
-    go of it with the process.
-
-    The folder itself is locked: SQLite has locks of its own on the cache.
-
-    Raises:
-        BadInputError: the folder cannot be written, or is in use.
-    """
-    _make(folder)
     if fcntl is None:
         yield
         return
@@ -136,11 +130,8 @@ def held_folder(folder: Path) -> Iterator[None]:
 def _check_files(folder: Path, problem: Problem) -> None:
     """Refuse to write over what the run reads, and over what no run wrote."""
     settings = problem.settings
-    read = [problem.model.path, *problem.model.side_files]
-    read += [Path(s) for s in (*settings.inputs, *settings.holdout) if isinstance(s, (str, Path))]
-    golden = settings.golden
-    sources = [Path(p) for p in read if p is not None]
-    sources += [Path(golden)] if isinstance(golden, (str, Path)) else []
+    read = (*problem.model.side_files, *settings.inputs, *settings.holdout, settings.golden)
+    sources = [Path(s) for s in (problem.model.path, *read) if isinstance(s, (str, Path))]
     for name in (*RESULT_FILES, *VERIFY_FILES, CACHE):
         written = folder / name
         if not written.exists():
