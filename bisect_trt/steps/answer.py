@@ -115,8 +115,6 @@ def inputs_table(known: RunState, context: Context, answer: PrecisionPlan | None
     return pd.DataFrame(rows)
 
 
-_SHOWN_LAYERS = 4
-
 _WRONG_SHARE = 0.1
 """Of its largest value a layer is off by more where what it should give is lost."""
 
@@ -144,7 +142,7 @@ def note_left_overflowing(known: RunState, context: Context, answer: PrecisionPl
         harm = f"fatal on {missed} of {len(shown)} inputs, which need not meet the requirement"
     elif lost:
         harm = (
-            f"what {some_of(lost, _SHOWN_LAYERS)} should give is lost there. The requirement does "
+            f"what {some_of(lost)} should give is lost there. The requirement does "
             "not see it: ask for more, or keep them with --keep-fp32"
         )
     else:
@@ -155,7 +153,7 @@ def note_left_overflowing(known: RunState, context: Context, answer: PrecisionPl
     count = "1 layer leaves" if len(left) == 1 else f"{len(left)} layers leave"
     message = (
         f"{count} {problem.settings.precision.value.upper()}'s range with the plan too: "
-        f"{some_of(left, _SHOWN_LAYERS)}; {harm}"
+        f"{some_of(left)}; {harm}"
     )
     context.note(Finding("overflow-lost" if lost else "left-overflowing", left[0], message))
 
@@ -292,21 +290,17 @@ def _confirm(known: RunState, context: Context) -> None:
 
 
 def validation_of_answer(known: RunState, context: Context) -> Validation | None:
-    """The test of the plan that will be written: the search's own where that ended with one, else a
-    test on new copies; None where no plan meets the requirement.
+    """The validation of the plan that will be written: the search's own where that ended with one,
+    else one on new inputs; None where no plan meets the requirement.
     """
-    if known.validation is not None:
-        return known.validation
-    if known.judgement is not None and known.judgement.validation is not None:
-        return known.judgement.validation
-    if known.judgement is None and known.bisection is not None and known.bisection.validation:
-        return known.bisection.validation
+    source = known.judgement or known.bisection
+    before = known.validation or (source.validation if source is not None else None)
+    if before is not None:
+        return before
     if known.baselines is None and known.settled is None:
-        # The budget ended the run before a draw could be priced.
+        # The budget ended the run before an evaluation could be timed.
         best = best_so_far(known, context.run_statistics())
-        return (
-            validation_as_known(known.problem, context, best[1].plan) if best is not None else None
-        )
+        return validation_as_known(known.problem, context, best[1].plan) if best else None
     plan = plan_of_answer(known, context)
     if plan is None or known.baselines is None:
         return None
@@ -328,7 +322,7 @@ def validation_of_answer(known: RunState, context: Context) -> Validation | None
             test = shortened(test, known.problem, context.pace.usual_seconds)
     wanted = test.enough
     test = fitted(test, known.problem, seconds, context.time.left_s)
-    before = context.time.endings
+    endings = context.time.endings
     validation = validate(known.problem, context, context.judges, plan, test)
     kinds = (
         [validation.perturbed, validation.augmented]
@@ -336,7 +330,7 @@ def validation_of_answer(known: RunState, context: Context) -> Validation | None
         else [validation.perturbed]
     )
     fewest = min(kind.tested for kind in kinds)
-    if fewest < wanted and (test.enough < wanted or context.time.endings > before):
+    if fewest < wanted and (test.enough < wanted or context.time.endings > endings):
         _note_budget(context, validation, wanted)
     return validation
 

@@ -48,9 +48,6 @@ _RANGE_INPUTS = 16
 _RANGE_S = 8.0
 """How many inputs are asked where layers leave the range, and about how long that may take."""
 
-_INFERENCES_BY_NODE = 3.0
-"""What going through a network node by node takes."""
-
 
 @dataclass(frozen=True)
 class Baselines:
@@ -185,7 +182,8 @@ def traced_inputs(problem: Problem, context: Context) -> list[Sample]:
         chosen[-1:] = [broken] if broken is not None else chosen[-1:]
     taken = {sample.digest for sample in chosen}
     others = [s for s in problem.samples if s.digest not in taken]
-    fitting = int(_RANGE_S / (_INFERENCES_BY_NODE * context.pace.usual_seconds))
+    # To go through a network node by node takes about three inferences.
+    fitting = int(_RANGE_S / (3.0 * context.pace.usual_seconds))
     asked = evenly(others, min(len(others), _RANGE_INPUTS, fitting))
     beyond = _beyond_range(problem, context, asked)
     if not any(beyond.values()):

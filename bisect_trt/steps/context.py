@@ -105,8 +105,8 @@ class RunStatistics:
 
 Answer = TypeVar("Answer")
 
-_SAMPLES_A_TURN, _OF_MANY_NODES = 64, 128
-"""Sessions of many nodes take 5 to 10 s to open: a whole test is asked about in a turn."""
+_SAMPLES_A_TURN = 64
+"""Sessions that make room for each other are opened once for as many."""
 
 _SILENT_S = 2.0
 """After so long without a word a plan's inferences are told one by one."""
@@ -138,7 +138,7 @@ class Context:
     def __post_init__(self) -> None:
         problem, turns = self.problem, self.problem.reference.turns
         self.in_turn = turns.apart
-        self.samples_a_turn = _OF_MANY_NODES if turns.many_nodes else _SAMPLES_A_TURN
+        self.samples_a_turn = _SAMPLES_A_TURN
         if self.emulator.device != CPU:
             self.references.use_for_copied(self._on_gpu)
         self.log: list[Evaluation] = []

@@ -165,13 +165,8 @@ def _findings(identity: Fp32, fp32: Evaluation, emulated: Baselines) -> list[Fin
     return found
 
 
-_SHOWN_LAYERS = 4
 _TRIAL_BUILDS = 16
-"""Where nobody says: an operator of twenty takes five or six, and its layer among thirty as
-many."""
-
-_KNOWN_EVALUATIONS = 2
-"""Of a search for what is unsupported: no pins and all, whose engines are known."""
+"""Where nobody says: an operator of twenty takes five or six, its layer among thirty as many."""
 
 
 def keeping_unsupported(
@@ -196,7 +191,7 @@ def keeping_unsupported(
     if not unsupported:
         return None
     message = (
-        f"the engine does not take {some_of(sorted(unsupported), _SHOWN_LAYERS)} in {precision}, "
+        f"the engine does not take {some_of(sorted(unsupported))} in {precision}, "
         f"so it stays in FP32 from the start ({engine.base.note})"
     )
     context.note(Finding("held", min(unsupported), message))
@@ -238,7 +233,7 @@ def unsupported_by_trial(
     unsupported = trial.find({name: [name] for name in names}) or frozenset(names)
     if len(unsupported) == len(problem.names):
         return None
-    said = some_of([f"'{name}'" for name in names if name in unsupported], _SHOWN_LAYERS)
+    said = some_of([f"'{name}'" for name in names if name in unsupported])
     more = "" if trial.complete else ", too few: some of them may not need it"
     message = (
         f"the engine does not take {said} in {problem.settings.precision.value.upper()}, so "
@@ -289,7 +284,8 @@ class _Trial:
             list(groups),
             is_had,
             suspicion=suspicion if any(suspicion.values()) else None,
-            max_probes=max(0, self._max_builds - self.builds) + _KNOWN_EVALUATIONS,
+            # No pins and all of them cost no build.
+            max_probes=max(0, self._max_builds - self.builds) + 2,
         )
         if self._context.time.left_s <= 0.0:  # which the search takes for the end of its builds
             raise BudgetSpentError

@@ -31,8 +31,8 @@ BATCH_BYTES = 1 << 30
 TIME_BUDGET_S = 20.0
 """No batch begins that would end after it, by what the last one took for its size."""
 
-OUT_OF_LINE = 1e-2
-"""Share of a layer's range: no rounding of FP32 or TF32 makes an error as large."""
+OUT_OF_LINE_SHARE = 1e-2
+"""Of a layer's range: no rounding of FP32 or TF32 makes an error as large."""
 
 _MARKED, _DEBUGGED = "marked outputs", "debug tensors"
 
@@ -64,7 +64,9 @@ class EngineTable:
     def first_out_of_line(self) -> str | None:
         """The first layer whose error no rounding explains."""
         off = (
-            name for name, row in self.rows.items() if not row["engine_rel_range"] <= OUT_OF_LINE
+            name
+            for name, row in self.rows.items()
+            if not row["engine_rel_range"] <= OUT_OF_LINE_SHARE
         )
         return next(off, None)
 

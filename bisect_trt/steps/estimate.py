@@ -33,15 +33,6 @@ _FITTED_SHARE = 0.02
 _COPIES_A_KIND = 100
 """Copies that a search and the validation of its plan make, of each kind."""
 
-_INFERENCES_A_COPY = 3
-"""A copy's reference, and one by each emulator."""
-
-_SHARE_SEEN = 0.3
-"""The part of a search set that an evaluation sees: one that fails ends early."""
-
-_INFERENCES_A_LAYER = 0.5
-"""To reduce a layer alone, on two inputs."""
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -102,11 +93,9 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     given, evaluations = len(problem.samples), len(baseline_plans(problem)) + expected_sets(problem)
     copies = _COPIES_A_KIND * (movable(problem, emulated=True) + wants_augmented(problem))
     searched = given if settings.fitted else given + copies / 4
-    inferences = (
-        evaluations * searched * _SHARE_SEEN
-        + copies * _INFERENCES_A_COPY
-        + len(problem.names) * _INFERENCES_A_LAYER
-    )
+    # An evaluation that fails ends early. A copy takes a reference and one by each emulator, a layer
+    # alone on average half of a network.
+    inferences = 0.3 * evaluations * searched + 3 * copies + 0.5 * len(problem.names)
     allowed = math.inf if settings.budget is None else 60.0 * settings.budget
     return Estimate(
         layers=len(problem.layers),

@@ -14,8 +14,6 @@ from bisect_trt.metrics.requirements import Requirement, Requirements, times
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 
-_SHOWN_OUTPUTS = 3
-
 
 def check_golden(problem: Problem, context: Context) -> Diagnosis | None:
     """The end of the run if the reference itself misses the golden outputs; None if it meets them,
@@ -32,10 +30,7 @@ def check_golden(problem: Problem, context: Context) -> Diagnosis | None:
     if found is not None:
         return found
     if left := [name for name in reference if name not in golden]:
-        message = (
-            f"--golden has no {some_of(left, _SHOWN_OUTPUTS)}: of the outputs only the others were "
-            "held to it"
-        )
+        message = f"--golden has no {some_of(left)}: of the outputs only the others were held to it"
         context.note(Finding("golden", left[0], message))
     asked = _for_golden(problem.requirements, golden)
     scores = {name: asked.score({**reference, name: golden[name]}, reference) for name in golden}

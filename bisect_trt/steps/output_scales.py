@@ -20,7 +20,6 @@ from bisect_trt.metrics.scales import Scale, measure_scales
 from bisect_trt.steps.problem import Problem
 from bisect_trt.version import __version__
 
-_SHOWN_RANGES = 4
 _CHECKED_INPUTS = 8
 
 _OFFSET_RATIO = 30.0
@@ -104,7 +103,7 @@ def _remarks(name: str, moments: Sequence[_Moments]) -> list[tuple[str, str, str
     of_samples = [(sample, math.sqrt(squares / max(n, 1))) for sample, _, squares, n in moments]
     quiet = [(sample, own) for sample, own in of_samples if 0.0 < own < rms / _QUIET_RATIO]
     if quiet:
-        whose = some_of([repr(sample) for sample, _ in quiet], _SHOWN_RANGES)
+        whose = some_of([repr(sample) for sample, _ in quiet])
         message = (
             f"output {name!r} is quiet on {whose} (RMS {quiet[0][1]:.3g}, of all inputs "
             f"{rms:.3g}) and held to its own RMS there: ask for max_abs, or leave it out, if that "
@@ -151,8 +150,8 @@ def _entries(entries: tuple[int, ...]) -> str:
         else:
             spans.append([entry, entry])
     said = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
-    more = len(said) - _SHOWN_RANGES
-    shown = ", ".join(said[:_SHOWN_RANGES])
+    more = len(said) - 4
+    shown = ", ".join(said[:4])
     return f"{shown} and {counted(more, 'range')} more" if more > 0 else shown
 
 

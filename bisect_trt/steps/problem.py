@@ -80,9 +80,6 @@ def rewritten(model: onnx.ModelProto, samples: Sequence[Sample], name: str) -> F
     return fused
 
 
-_SHOWN_OUTPUTS = 3
-
-
 def odd_outputs(
     graph: Graph, requirements: Requirements, layers: Sequence[str]
 ) -> tuple[Finding, ...]:
@@ -98,7 +95,7 @@ def odd_outputs(
     unasked = sorted(set(graph.outputs) - asked) if not everywhere else []
     if unasked:
         message = (
-            f"no requirement looks at {some_of([repr(name) for name in unasked], _SHOWN_OUTPUTS)}: but for "
+            f"no requirement looks at {some_of([repr(name) for name in unasked])}: but for "
             "infinities nothing there decides; outputs.csv has the errors"
         )
         found.append(Finding("unasked", unasked[0], message))
@@ -106,7 +103,7 @@ def odd_outputs(
     decided = sorted(decided_outputs(graph, layers)) if bounds else []
     if decided:
         message = (
-            f"output {some_of([repr(name) for name in decided], _SHOWN_OUTPUTS)} holds integers or truth "
+            f"output {some_of([repr(name) for name in decided])} holds integers or truth "
             f"values, of which one other counts as an error of {bounds[0]}: ask for the share that "
             f"stays, --requirement '{decided[0]}:equal>=0.999', and name the outputs of the others"
         )
