@@ -55,8 +55,8 @@ class Judgement:
     bisection: Bisection | None
     builds: int
     repaired: frozenset[str]
-    proof: Mapping[str, Evaluation]
     out_of_budget: bool
+    proof: Mapping[str, Evaluation] = field(default_factory=dict)
     validation: Validation | None = None
     refused: bool = False
 
@@ -122,14 +122,14 @@ class EngineJudge:
                     break
                 self._bisection, pins = found, found.pinned
                 result = self._build(pins)
-                if result.verdict.passed and self._is_no_luck(pins):
+                if result.verdict.passed and self._holds_on_new(pins):
                     pins = self._shrunk(pins, limit)
                     break
                 limit = self._next_limit(limit, pins, result)
             if pins not in self._tried or not self._tried[pins].verdict.passed:
                 pins = self._repaired(pins)
                 if self._tried[pins].verdict.passed:
-                    self._is_no_luck(pins)
+                    self._holds_on_new(pins)
             if self.certify and self._tried[pins].verdict.passed:
                 pins, proof = self._certified(pins)
         except OutOfBuildsError:
@@ -144,25 +144,28 @@ class EngineJudge:
         if not self._tried:
             everything = frozenset(self.ranked)
             self._tried[everything] = self.engine.evaluate(self.base.with_pins(everything))
-        passed = [(pins, r) for pins, r in self._tried.items() if r.verdict.passed]
-        sure = [(pins, r) for pins, r in passed if self._validation.get(pins) is not None]
-        if sure:
-            answer, result = min(sure, key=lambda x: len(x[0]))
-        elif any(pins not in self._validation for pins, _ in passed):
-            untested = [(pins, r) for pins, r in passed if pins not in self._validation]
-            answer, result = min(untested, key=lambda x: len(x[0]))
-        elif passed:  # all by luck: the most pins have the least of it
-            answer, result = max(passed, key=lambda x: len(x[0]))
+        passed = [pins for pins, result in self._tried.items() if result.verdict.passed]
+        validated = [pins for pins in passed if self._validation.get(pins) is not None]
+        untested = [pins for pins in passed if pins not in self._validation]
+        if validated or untested:
+            answer = min(validated or untested, key=len)
+        elif passed:  # all overfitted: the most pins least
+            answer = max(passed, key=len)
         else:
-            answer, result = min(self._tried.items(), key=lambda x: x[1].score)
+            answer = min(self._tried, key=lambda pins: self._tried[pins].score)
         found = self._bisection
-        added = answer - found.pinned if found is not None else answer
-        plan, builds = self.base.with_pins(answer), len(self._tried)
-        validation = self._validation.get(answer)
-        refused = answer in self._validation and validation is None
-        return Judgement(plan, result, found, builds, added, {}, out_of_budget, validation, refused)
+        return Judgement(
+            plan=self.base.with_pins(answer),
+            result=self._tried[answer],
+            bisection=found,
+            builds=len(self._tried),
+            repaired=answer - found.pinned if found is not None else answer,
+            out_of_budget=out_of_budget,
+            validation=self._validation.get(answer),
+            refused=answer in self._validation and self._validation[answer] is None,
+        )
 
-    def _is_no_luck(self, pins: frozenset[str]) -> bool:
+    def _holds_on_new(self, pins: frozenset[str]) -> bool:
         """Whether new inputs on the engine do not refuse ``pins``, which pass the given inputs."""
         if self.tested is None:
             return True
@@ -222,21 +225,18 @@ class EngineJudge:
             found = self.search(wider) if worthwhile else None
             if found is None or len(found.pinned) >= len(pins):
                 break
-            if not self._build(found.pinned).verdict.passed:
-                break
-            if not self._is_no_luck(found.pinned):
+            passed = self._build(found.pinned).verdict.passed
+            if not passed or not self._holds_on_new(found.pinned):
                 break
             self._bisection, pins, limit = found, found.pinned, wider
         return pins
 
     def _refused(self) -> list[frozenset[str]]:
-        """The sets that the engine, or its new inputs, refused; no pins among them: these fail
-        wherever there is something to search.
-        """
+        """The sets that the engine or new inputs refused, and no pins, which fail too."""
         tried = self._tried.items()
         failed = [pins for pins, result in tried if not result.verdict.passed]
-        by_luck = [pins for pins, validation in self._validation.items() if validation is None]
-        return [frozenset(), *failed, *by_luck]
+        overfitted = [pins for pins, validation in self._validation.items() if validation is None]
+        return [frozenset(), *failed, *overfitted]
 
     def _certified(self, pins: frozenset[str]) -> tuple[frozenset[str], dict[str, Evaluation]]:
         """Each removal built: superfluous pins go, until a whole round finds none."""
@@ -248,7 +248,7 @@ class EngineJudge:
             [name for name in reversed(self.ranked) if name in pins],
             self._build,
             lambda result: (
-                result.verdict.passed and self._is_no_luck(result.plan.pinned - self.base.held)
+                result.verdict.passed and self._holds_on_new(result.plan.pinned - self.base.held)
             ),
             ahead=ahead if math.isinf(self._builds_left) else None,  # idle GPUs build the next ones
             workers=self.engine.workers,

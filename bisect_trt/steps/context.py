@@ -52,9 +52,8 @@ class RunStatistics:
 
     ``emulators`` are the names of the first and the second, ``judge`` the name of who has the last
     word. ``evaluations`` counts plans by runner, ``new_evaluations`` those that the cache did not
-    answer. ``findings`` are what the context itself had to say, ``further_rows`` counts
-    single-layer runs of the search, ``refused`` are the plans that the search refused for copies of
-    the inputs.
+    answer, ``further_rows`` the search's single-layer runs. ``findings`` are those of the steps,
+    ``refused`` the plans that failed on more copies than allowed.
     """
 
     folder: Path
@@ -292,9 +291,7 @@ class Context:
 
     @contextmanager
     def counting(self, place: Callable[[], tuple[int, int]]) -> Iterator[None]:
-        """Meanwhile what is told is beside ``place``: what is done, and of how much, 0 where nobody
-        knows.
-        """
+        """Meanwhile progress is ``place``: what is done, and of how much, 0 where unknown."""
         before, self._place = self._place, place
         try:
             yield
@@ -340,8 +337,8 @@ class Context:
 
 
 def plans_of(context: Context, expected: int) -> Callable[[], tuple[int, int]]:
-    """The plans that are evaluated from now on, and that they are a part of about ``expected``;
-    where there are more, or a test has begun, nobody knows what is left.
+    """The plans that are evaluated from now on, of about ``expected``; of an unknown number where
+    there are more, or a test has begun.
     """
     begun, tests = context.plans_asked, context.tests
 

@@ -105,9 +105,10 @@ def measure_engine(
         table = trace_engine(problem, context, engine, traced, shown)
         context.note(*(table.findings() if table is not None else ()))
     validation, overfitted = None, False
-    # TF32 is a switch of the whole engine: no pin could make up for its luck.
-    luck_matters = base.verdict.passed and not problem.settings.fitted and precision.is_storage
-    if luck_matters and problem.settings.pick is None:
+    settings = problem.settings
+    # TF32 is a switch of the whole engine, which no pin could mend on new inputs.
+    has_pins = precision.is_storage and not settings.fitted and settings.pick is None
+    if base.verdict.passed and has_pins:
         test = next_test(problem, context)
         refused, validation = put_to_test(problem, context, [engine], reduced, test, 1.0)
         overfitted = refused is not None
