@@ -1,13 +1,10 @@
-"""Each layer's error on the engine, from debug tensors where they work, else from engines with
-outputs marked in batches.
-"""
+"""Each layer's error on the engine, from engines with outputs marked in batches."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +31,7 @@ TIME_BUDGET_S = 20.0
 OUT_OF_LINE_SHARE = 1e-2
 """Of a layer's range: no rounding of FP32 or TF32 makes an error as large."""
 
-_MARKED, _DEBUGGED = "marked outputs", "debug tensors"
+_MARKED = "marked outputs"
 
 Values = Mapping[str, NDArray[Any]]
 
@@ -117,8 +114,6 @@ def trace_engine(
     # Of a layer that could not be computed nothing is known.
     sizes = dict(zip(names, layers["elements"].fillna(0) * 4, strict=True))
     errors: dict[str, list[TensorError]] = {}
-    # TensorRT for RTX takes debug marks and reports nothing.
-    how = _MARKED if "tensorrt_rtx" in runner.versions else _DEBUGGED
     marked_score, count, note, out_of_memory = math.nan, 0, "", False
     now, seconds_per_byte = time.monotonic(), 0.0
     deadline = now + TIME_BUDGET_S
@@ -132,8 +127,8 @@ def trace_engine(
             break
         tensors = [t for layer in batch for t in outputs_of[layer]]
         try:
-            how, values = _values(runner, plan, samples, tensors, how)
-            if how == _MARKED and not count:
+            values = runner.marked(plan, samples, tensors)
+            if not count:
                 marked_score = _worst_score(problem, context, samples, values)
         except RunnerFailedError as failure:
             note = f"layers from {batch[0]!r} on could not be marked: {one_line(failure)}"
@@ -149,29 +144,10 @@ def trace_engine(
     known = [engine.known(plan, sample) for sample in samples]
     unmarked = max((k.score for k in known if k is not None), default=math.nan)
     rows = {name: _row(of_layer) for name, of_layer in errors.items()}
-    table = EngineTable(rows, how, marked_score, count, note, unmarked)
+    table = EngineTable(rows, _MARKED, marked_score, count, note, unmarked)
     if not out_of_memory:  # else another run may have it
         context.cache.record([Row(key, "layers", vars(table))])
     return table
-
-
-def _values(
-    runner: TensorRTRunner,
-    plan: PrecisionPlan,
-    samples: Sequence[Sample],
-    tensors: Sequence[str],
-    how: str,
-) -> tuple[str, Sequence[Values]]:
-    """The values of ``tensors`` on each of ``samples``, and how they were had: by marks where
-    debug tensors told too little.
-    """
-    if how == _DEBUGGED:
-        values: Sequence[Values] = []
-        with suppress(RunnerFailedError):  # marks may do
-            values = runner.debugged(plan, samples, tensors)
-        if values and all(t in of_sample for of_sample in values for t in tensors):
-            return how, values
-    return _MARKED, runner.marked(plan, samples, tensors)
 
 
 def _worst_score(
