@@ -56,7 +56,7 @@ def test_of_many_inputs_one_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Evaluator, "evaluate", counted)
     price = estimate(Settings(fixture.model, inputs, holdout="none", runner="emulated"), Observer())
-    assert price.samples == 40 and asked == [1, 2]
+    assert price.samples == 40 and asked == [1, 2, 3]
 
 
 def test_a_budget_bounds_the_time() -> None:
