@@ -111,7 +111,7 @@ _SILENT_S = 2.0
 """After so long without a word a plan's inferences are told one by one."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Context:
     """What a run works with, opened.
 

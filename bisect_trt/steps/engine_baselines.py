@@ -104,14 +104,7 @@ def measure_engine(
         traced = PrecisionPlan(precision, held=problem.unsupported)
         table = trace_engine(problem, context, engine, traced, shown)
         context.note(*(table.findings() if table is not None else ()))
-    validation, overfitted = None, False
-    settings = problem.settings
-    # TF32 is a switch of the whole engine, which no pin could mend on new inputs.
-    has_pins = precision.is_storage and not settings.fitted and settings.pick is None
-    if base.verdict.passed and has_pins:
-        test = next_test(problem, context)
-        refused, validation = put_to_test(problem, context, [engine], reduced, test, 1.0)
-        overfitted = refused is not None
+    overfitted, validation = _validated(problem, context, base)
     reproducibility = reproducibility_of_failure(context, fp32, base)
     blamed: PrecisionPlan | None = None
     diagnosis: Diagnosis | None
@@ -144,6 +137,22 @@ def measure_engine(
         reproducibility=reproducibility,
         validation=validation if settled else None,
     )
+
+
+def _validated(
+    problem: Problem, context: Context, base: Evaluation
+) -> tuple[bool, Validation | None]:
+    """Whether new inputs refuse the engine of everything reduced, where the given ones pass it and
+    pins could mend that; and its validation.
+    """
+    settings = problem.settings
+    # TF32 is a switch of the whole engine.
+    can_pin = settings.precision.is_storage and not settings.fitted and settings.pick is None
+    if context.engine is None or not base.verdict.passed or not can_pin:
+        return False, None
+    test = next_test(problem, context)
+    refused, validation = put_to_test(problem, context, [context.engine], base.plan, test, 1.0)
+    return refused is not None, validation
 
 
 def _findings(identity: Fp32, fp32: Evaluation, emulated: Baselines) -> list[Finding]:
