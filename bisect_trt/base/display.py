@@ -18,7 +18,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 """What a spreadsheet obeys, full-width forms too; and the quote, so that it can be taken off."""
 
 
-def some_of(names: Sequence[str], most: int) -> str:
+def some_of(names: Sequence[str], most: int = 4) -> str:
     """The first ``most`` of ``names``, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"

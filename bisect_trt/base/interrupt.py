@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
-from typing import TypeVar
 
 STOPPING = Event()
 
 
 def is_stop(error: BaseException) -> bool:
-    """Whether the user ended the work; a library may turn Ctrl-C into another error."""
+    """Whether the user ended the work: Ctrl-C in the middle of a library's call may come out of it
+    as another error, of a lock that it held say.
+    """
     if STOPPING.is_set() or isinstance(error, KeyboardInterrupt):
         return True
     # Not what the caller was handling already: a run may be started where Ctrl-C is answered.
@@ -30,7 +30,7 @@ def is_stop(error: BaseException) -> bool:
 
 
 def _frames(error: BaseException) -> set[int]:
-    """The frames that ``error`` passed through until now."""
+    """Those that ``error`` passed through until now."""
     return {id(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
 
 
@@ -39,11 +39,11 @@ def _context(error: BaseException) -> BaseException | None:
 
 
 class StoppedError(KeyboardInterrupt):
-    """The user ended the work; the message says what there is for it."""
+    """The user ended the work, and its message says what there is for it."""
 
 
 class BudgetSpentError(Exception):
-    """Nothing further may be tried: the evaluations, builds or minutes are spent."""
+    """Nothing further may be tried: so many evaluations, builds or minutes were spent."""
 
 
 class Observer:
@@ -56,20 +56,19 @@ class Observer:
         """Work inside a step."""
 
     def best(self, pins: int) -> None:
-        """A set of ``pins`` layers passed all that it was tried on until now."""
+        """A set of so many pins passed whatever it was tried on until now."""
 
     def finding(self, message: str) -> None:
         """Something the user should know now."""
 
 
-_SEARCH_SHARE = 0.75
-"""The rest of the time is for proofs and validation."""
+_SEARCH, _MOST_KEPT = 0.75, 0.125
 
 
 class TimeBudget:
-    """The time that is left, counted from now on; without ``minutes`` it never ends.
+    """The time that is left, counted from now on; without ``minutes`` there always is some.
 
-    ``endings`` counts how often something was left out because time was spent.
+    ``endings`` counts how often something was left out for want of time.
     """
 
     def __init__(self, minutes: float | None) -> None:
@@ -77,15 +76,17 @@ class TimeBudget:
         self.endings = 0
         self._began = time.monotonic()
         self._all_s = math.inf if minutes is None else 60.0 * minutes
-        self._share = _SEARCH_SHARE
+        self._share = _SEARCH
 
     def keep(self, seconds: float) -> None:
-        """Leave ``seconds``, an eighth of all at most, for writing the answer."""
-        self._all_s -= min(seconds, self._all_s / 8)
+        """Leave so many for what comes behind the run's last test, which no clock ends; an eighth
+        of all at most.
+        """
+        self._all_s -= min(seconds, _MOST_KEPT * self._all_s)
 
     @property
     def cut_short(self) -> bool:
-        """Whether anything was left out."""
+        """Whether anything was."""
         return self.endings > 0
 
     @property
@@ -94,7 +95,7 @@ class TimeBudget:
         return self._share * self._all_s - (time.monotonic() - self._began)
 
     def search_ended(self) -> None:
-        """Let proofs and validation have the time that was kept for them."""
+        """What was kept for proofs and tests may be spent from here on."""
         self._share = 1.0
 
     @contextmanager
@@ -112,7 +113,7 @@ class TimeBudget:
         """Look at the clock.
 
         Raises:
-            BudgetSpentError: no time is left.
+            BudgetSpentError: no time is left, or none of the part of it that is spent.
         """
         if self.left_s <= 0.0:
             self.endings += 1
@@ -120,7 +121,9 @@ class TimeBudget:
 
 
 class TimedObserver(Observer):
-    """Passes on what it hears, and ends work whose time is spent when it reports progress."""
+    """Passes on what it hears, and ends work whose time is spent: whatever takes long tells of its
+    progress.
+    """
 
     def __init__(self, inner: Observer, time_budget: TimeBudget) -> None:
         self._inner = inner
@@ -138,23 +141,3 @@ class TimedObserver(Observer):
 
     def finding(self, message: str) -> None:
         self._inner.finding(message)
-
-
-Answer = TypeVar("Answer")
-
-
-class Beside:
-    """Does work on one thread whose answer is asked for later."""
-
-    def __init__(self) -> None:
-        self._ended = Event()
-        self._pool = ThreadPoolExecutor(1, "bisect-trt")
-
-    def begin(self, work: Callable[[Callable[[], bool]], Answer]) -> Future[Answer]:
-        """Begin ``work``, which is given a function that says whether to stop."""
-        return self._pool.submit(work, self._ended.is_set)
-
-    def close(self) -> None:
-        """Tell the work to stop, and wait for none."""
-        self._ended.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -420,11 +420,9 @@ def _findings(known: RunState, run_statistics: RunStatistics, plan: PrecisionPla
     """Of every step, in their order; of layers that are computed in steps the first that
     ``plan`` lowers is said with the answer.
     """
-    steps = (known.baselines, known.engine)
     found = [
         *known.problem.findings,
         *run_statistics.findings,
-        *(finding for step in steps if step is not None for finding in step.findings),
         *findings_of(run_statistics.engine_results),
     ]
     kept: list[Finding] = []
