@@ -33,7 +33,7 @@ from bisect_trt.steps.context import Context
 from bisect_trt.steps.given_checks import note_alike, note_few_differ, note_near_ties
 from bisect_trt.steps.layer_errors import trace_layers
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.validation_inputs import make_copies_ahead, missed_on
+from bisect_trt.steps.validation_inputs import missed_on
 
 _MOST_CHECKED = 4
 
@@ -434,7 +434,6 @@ def measure_baselines(problem: Problem, context: Context) -> Baselines:
         note_few_differ(problem, context)
     second = None
     if reduced.verdict.passed:
-        make_copies_ahead(problem, context)
         second = context.second.evaluate(problem.base)
     last = _worse(reduced, second)
     # An engine has a word of its own on everything that strict FP32 does not settle, and that the

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from bisect_trt.base.outcomes import Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
@@ -43,9 +42,7 @@ from bisect_trt.steps.validation_inputs import (
 )
 
 
-def use_build_wait(
-    problem: Problem, context: Context, triage: Triage, baselines: Baselines, plan: PrecisionPlan
-) -> None:
+def use_build_wait(problem: Problem, context: Context, triage: Triage, plan: PrecisionPlan) -> None:
     """Compute the references of the copies that the engine of ``plan`` will be tested on, and its
     tradeoff: RT-DETR's engine is built in 20 s, and these take 15.
 
@@ -62,9 +59,9 @@ def use_build_wait(
         test = planned_test(problem, context.tests, context.pace.usual_seconds, last=False)
         copies = TestCopies(problem, context, [engine], test)
         for kind in copies.kinds:
-            for _ in islice(copies.of(kind), test.enough * set_size(problem)):
+            for _ in copies.of(kind):
                 pass
-    measure_tradeoff(problem, context, baselines, triage.base, triage.ranking, plan, again=True)
+    measure_tradeoff(problem, context, triage.base, triage.ranking, plan)
 
 
 DEFAULT_MAX_BUILDS = 8
@@ -323,7 +320,7 @@ def decide_on_engine(
     emulators = _Emulators(problem, context, engine, emulated, triage, first)
 
     def meanwhile(pins: frozenset[str]) -> None:
-        use_build_wait(problem, context, triage, emulated, triage.base.with_pins(pins))
+        use_build_wait(problem, context, triage, triage.base.with_pins(pins))
 
     def tested(pins: frozenset[str]) -> Validation | None:
         if context.tests >= MAX_TESTS:  # no confidence is left to spend

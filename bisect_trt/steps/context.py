@@ -130,10 +130,10 @@ class Context:
     ``rtx_sums`` is true where layer tables follow the measured sums of TensorRT for RTX. ``time``
     ends evaluations whose time is spent. ``in_turn`` if the second emulator and the reference make
     room for each other, and ``samples_a_turn`` how many samples are asked about before another's
-    turn comes. ``tests`` counts those on new copies, and ``copies_made_ahead`` those whose copies
-    were made before they began. ``in_hand`` is the smallest set of pins that passed all that the
-    validated search in work is made with, None where none did; ``refused`` are the plans that more
-    copies of the inputs miss than may. ``pace`` says how long an inference takes.
+    turn comes. ``tests`` counts those on new copies. ``in_hand`` is the smallest set of
+    pins that passed all that the validated search in work is made with, None where none did.
+    ``refused`` are the plans that more copies of the inputs miss than may. ``pace`` says how long
+    an inference takes.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Context:
         if emulator.device != CPU:
             self.references.use_for_copied(self._on_gpu)
         self.log: list[Evaluation] = []
-        self.tests, self.copies_made_ahead, self._told_at = 0, 0, time.monotonic()
+        self.tests, self._told_at = 0, time.monotonic()
         self.in_hand: frozenset[str] | None = None
         self.refused = set[PrecisionPlan]()
         self._augmented: dict[int, set[str]] = {}

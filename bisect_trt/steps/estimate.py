@@ -39,7 +39,7 @@ from bisect_trt.steps.search_set import search_copies
 from bisect_trt.steps.select_robust import MOST_SHRUNK, SHRINK_EVALUATIONS
 from bisect_trt.steps.sensitivity import affordable, time_allowed
 from bisect_trt.steps.tradeoff import tradeoff_size
-from bisect_trt.steps.validation_inputs import asked, planned_test, set_size, spared
+from bisect_trt.steps.validation_inputs import planned_test, set_size, spared
 
 _BASELINES = 3
 _USUAL = 0.25
@@ -112,9 +112,9 @@ def expected_work(
         measured. usual_seconds: what one usually takes; it decides the number of copies.
     """
     given, size, layers = len(problem.samples), set_size(problem), len(problem.names)
-    test = asked(problem, planned_test(problem, 0, usual_seconds, last=problem.settings.fitted))
+    test = planned_test(problem, 0, usual_seconds, last=problem.settings.fitted)
     kinds = movable(problem, emulated=True) + wants_augmented(problem)
-    copies = kinds * test.enough * size
+    copies = kinds * test.copies * size
     held_out = len(problem.holdout)
     emulations = _BASELINES * given + held_out
     # One that is asked for ranges goes through the network once, not by two histories.
