@@ -108,8 +108,8 @@ def waves() -> NDArray[np.float32]:
 
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test on new copies makes half as many: what it claims is then a little less, no more."""
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs._MOST", 100)
+    """A test on new copies lets one miss, and so makes fewer: it claims as much."""
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 1)
 
 
 @pytest.fixture
@@ -117,8 +117,9 @@ def fewest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test on new copies makes as many as it needs at least, none of which may miss: enough
     where nothing is searched by it.
     """
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs._FURTHER", 0.0)
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs._TOLD", 0.0)
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MISSES_TIME_S", 0.0)
+    for module in ("answer", "validation"):
+        monkeypatch.setattr(f"bisect_trt.steps.{module}.REFUSED_TIME_S", 0.0)
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def eight_draws(monkeypatch: pytest.MonkeyPatch, fewest_draws: None) -> None:
     """A test on new copies makes eight, as of the slowest models: enough where the cause, the pins
     and the files are what is looked at.
     """
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs._LONGEST", 0.0)
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs.VALIDATION_TIME_S", 0.0)
 
 
 def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:

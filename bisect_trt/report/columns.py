@@ -219,11 +219,8 @@ TRADEOFF = _columns(
     "p95_score number what 95 % of those keep to",
     "worst_score number the largest of all",
     "latency_ms number of the engine of these pins, where one was built",
-    "relative_bytes number bytes read and written, over those of everything reduced",
     "given_missed text the given inputs that miss, worst first: three, and how many more",
-    "estimated_latency_ms number what an engine of these pins may take: between those of nothing "
-    "and of everything pinned, by the bytes; blank where these were not built",
-    sometimes=("relative_bytes", "given_missed", "estimated_latency_ms"),
+    sometimes=("given_missed",),
 )
 
 REQUIREMENTS = _columns(

@@ -80,7 +80,7 @@ def _score(score: float) -> tuple[str, str]:
 
 
 def _cost(result: Record) -> Tile | None:
-    """Latency where engines were built, else the memory traffic that pins add."""
+    """The latency, where engines were built."""
     if "latency_ms" in result.cost:
         rows = result.cost.itertuples()
         latency = {str(row.engine).rpartition(" ")[2]: float(str(row.latency_ms)) for row in rows}
@@ -88,12 +88,6 @@ def _cost(result: Record) -> Tile | None:
         if "plan" in latency:
             beside = ", ".join(f"{n.upper()} {number(latency[n])} ms" for n in others)
             return Tile("latency", f"{number(latency['plan'])} ms", beside)
-    if "relative_bytes" in result.tradeoff:
-        picked = result.tradeoff.loc[result.tradeoff["set"] == "answer", "relative_bytes"].dropna()
-        if len(picked):
-            more = 100.0 * (float(picked.iloc[0]) - 1.0)
-            note = "memory traffic against everything reduced; no engine was timed"
-            return Tile("cost", f"{more:+.0f} %", note)
     return None
 
 

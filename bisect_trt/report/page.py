@@ -51,7 +51,7 @@ from bisect_trt.settings import options
 _MOST_ROWS = 300
 _TRADEOFF = ["pins", "set", "given_share", "perturbed_share", "perturbed_lower_bound"]
 _TRADEOFF += ["augmented_share", "holdout_share", "p50_score", "p95_score", "worst_score"]
-_TRADEOFF += ["latency_ms", "estimated_latency_ms", "relative_bytes"]
+_TRADEOFF += ["latency_ms"]
 _SEARCH = ["evaluation", "runner", "on", "base", "pins", "outcome", "score", "seconds", "note"]
 _PROOF = [
     "proved",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from bisect_trt.cli import main
 from bisect_trt.inputs.augmentations import check_kinds
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.text import is_least, score_without
-from bisect_trt.steps.samples import _vary
+from bisect_trt.steps.samples import _augment
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture, waves
@@ -298,6 +299,7 @@ def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:
     samples = [of(n) for n in range(12)]
     assert len({s.digest for s in samples}) == 12
     loads.clear()
+    problem: Any = SimpleNamespace(graph=SimpleNamespace(discrete=frozenset()), lengths={})
     for seed in range(8):
-        assert _vary(samples[0], "mix", samples, [seed], frozenset(), {})["x"].size == 1 << 20
+        assert _augment(problem, samples[0], "mix", samples, [seed])["x"].size == 1 << 20
     assert len(loads) <= 24

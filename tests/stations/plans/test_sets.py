@@ -103,7 +103,6 @@ def test_a_share_of_the_inputs_decides_where_that_was_asked_for(
 def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) -> None:
     result = run(tmp_path, 4)
     table = pd.read_csv(tmp_path / "tradeoff.csv")
-    assert table["relative_bytes"].is_monotonic_increasing and table["relative_bytes"].min() == 1.0
     assert list(table["pins"]) == sorted(table["pins"]) and table["pins"].iloc[0] == 0
     assert table["pins"].iloc[-1] == result.layer_count
     for _, row in table.iterrows():
