@@ -169,7 +169,7 @@ def doctor_command(as_json: bool) -> int:
 def gate_command(
     config: Path, out: Path | None, verbose: bool, as_json: bool, quiet: bool, **chosen: Any
 ) -> int:
-    """Run every model of bisect.toml and write one table, index.html and junit.xml. What is known
+    """Run every model of bisect.toml and write one table, gate.md and junit.xml. What is known
     from before is not run again. Options of run override the file.
     """
     source = click.get_current_context().get_parameter_source
@@ -192,7 +192,7 @@ def gate_command(
             click.echo(to_json(gate_record(gate)))
         elif not quiet:
             print_page(screen(), gate_page(gate))
-            click.echo(f"page: {project.out}/index.html")
+            click.echo(f"table: {project.out}/gate.md")
     return gate.exit_code
 
 
@@ -423,9 +423,7 @@ def report_command(run: Path, quiet: bool) -> int:
 @click.command("diff")
 @click.argument("run_a", type=NamedPath())
 @click.argument("run_b", type=NamedPath())
-@click.option(
-    "--out", type=NamedPath(), help="A folder for diff.html, diff.md and diff.json. Default: none."
-)
+@click.option("--out", type=NamedPath(), help="A folder for diff.md and diff.json. Default: none.")
 @JSON
 @QUIET
 @guarded

@@ -35,6 +35,11 @@ class Column:
         return name == self.name or (self.name[-1] == "*" and name.startswith(self.name[:-1]))
 
 
+def names_in(text: str) -> list[str]:
+    """The names of columns in ``text``, between blanks."""
+    return text.split()
+
+
 def _columns(*lines: str, sometimes: Sequence[str] = (), always: str = "") -> tuple[Column, ...]:
     """One line a column: name, kind and meaning; either those that are known ``sometimes`` are
     named, or those (words of one text) that ``always`` are.

@@ -27,7 +27,7 @@ from bisect_trt.reduction.cures import Cures
 from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import Reduced
 from bisect_trt.report.headline import FIRST_KINDS, answer_lines, files_line
-from bisect_trt.report.html import Page
+from bisect_trt.report.markdown import Page
 from bisect_trt.report.record import Record
 from bisect_trt.report.reduced import (
     figures,

@@ -15,8 +15,8 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED
 from bisect_trt.metrics.statistics import lower_bound
 from bisect_trt.report.headline import headline, next_step
+from bisect_trt.report.html import as_html
 from bisect_trt.report.markdown import as_markdown
-from bisect_trt.report.page import as_html
 from bisect_trt.report.summarise import Result
 from bisect_trt.report.terminal import print_verdict
 from bisect_trt.report.text import (

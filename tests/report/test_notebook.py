@@ -19,7 +19,7 @@ from bisect_trt.base.display import printable
 from bisect_trt.base.outcomes import Cause
 from bisect_trt.report.columns import FRAMES
 from bisect_trt.report.headline import headline
-from bisect_trt.report.page import as_html
+from bisect_trt.report.html import as_html
 from tests.executed_notebook import NOTEBOOK, executed
 from tests.report.synthetic import HOSTILE, synthetic_result
 

@@ -37,9 +37,9 @@ from bisect_trt.model.load import load_model
 from bisect_trt.model.save import save_model
 from bisect_trt.report.columns import FRAMES, TABLES, as_page, from_csv, to_csv
 from bisect_trt.report.files import to_json
+from bisect_trt.report.html import as_html
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.markdown import as_markdown
-from bisect_trt.report.page import as_html
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.tables import cost_table
 from bisect_trt.steps import engine_layer_errors as engine_layer_errors
