@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,7 @@ from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, run
 from bisect_trt.reduction.reduce import Reduced
 from bisect_trt.reduction.reduce_model import result_folder
 from bisect_trt.report.diff import as_page, diff_record, diff_runs, write_diff
-from bisect_trt.report.exits import (
-    ENGINE_PRECISION,
-    JSON,
-    MODEL,
-    PLAN,
-    PRECISION,
-    QUIET,
-    InputsCommand,
-    NamedPath,
-    ended_by,
-    guarded,
-    output,
-    run_options,
-    settings_options,
-)
+from bisect_trt.report.exits import Command, ended_by, guarded, output
 from bisect_trt.report.files import to_json, write_documents, write_verification
 from bisect_trt.report.gate import (
     PROJECT_FILE,
@@ -66,13 +53,151 @@ from bisect_trt.report.terminal import (
     screen,
 )
 from bisect_trt.runners.doctor import examine
-from bisect_trt.settings import Settings
+from bisect_trt.settings import FORMER, Option, Settings, options
 from bisect_trt.steps.estimate import estimate
 from bisect_trt.steps.open_runners import idle_options
 from bisect_trt.steps.run_folder import held_folder
 from bisect_trt.steps.saved_plan import read_plan
 from bisect_trt.steps.verify import verify
 from bisect_trt.version import __version__
+
+
+class NamedPath(click.Path):
+    """A path that has a name: an empty one would be the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+MODEL = click.argument("model", type=NamedPath())
+INPUT = click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    required=True,
+    help="A file (.npz, .npy, polygraphy's .json), folder, glob or MODULE:FUNCTION. Repeatable.",
+)
+
+PRECISION = click.option(
+    "--precision",
+    type=click.Choice(options()["precision"].choices),
+    default="fp16",
+    show_default=True,
+    help=options()["precision"].help,
+)
+ENGINE_PRECISION = click.option(
+    "--precision",
+    type=click.Choice([p.value for p in Precision]),
+    default="fp32",
+    show_default=True,
+    help="What the engine runs in.",
+)
+PLAN = click.option(
+    "--plan",
+    "plan_path",
+    type=NamedPath(),
+    required=True,
+    help="The plan.json that a run wrote.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+
+
+def settings_options(command: str) -> Callable[[Command], Command]:
+    """MODEL, ``--input`` and the options of :class:`Settings` that ``command`` takes."""
+
+    def decorate(function: Command) -> Command:
+        return MODEL(INPUT(_with_options(function, command)))
+
+    return decorate
+
+
+def _with_options(function: Command, command: str, without: str = "") -> Command:
+    for name, its in reversed(options().items()):
+        if command in its.commands and name != without:
+            default = Settings.__dataclass_fields__[name].default
+            text = its.help_of.get(command, its.help)
+            function = _click_option(name, its, text, default)(function)
+    return function
+
+
+def _click_option(name: str, its: Option, text: str, default: Any) -> Callable[[Command], Command]:
+    """A field of the settings as click has it."""
+    if its.kind is bool:
+        return click.option(its.flag, name, is_flag=True, default=default, help=text)
+    kind: Any = None
+    if its.choices:
+        kind = click.Choice(its.choices)
+    elif its.kind is Path:
+        kind = NamedPath()
+    elif its.kind is int:
+        kind = click.IntRange(min=None if its.least is None else int(its.least))
+    elif its.kind is float:
+        kind = click.FloatRange(min=its.least, max=its.most, min_open=its.above)
+    # What another default takes the place of is not shown as one.
+    shown = "default" not in text.lower() and default not in (None, ())
+    return click.option(
+        its.flag,
+        name,
+        type=kind,
+        multiple=its.repeatable,
+        default=str(default) if its.kind is Precision else default,
+        show_default=shown,
+        help=f"{text} Repeatable." if its.repeatable else text,
+        metavar=its.metavar,
+    )
+
+
+def in_todays_words(args: Sequence[str]) -> list[str]:
+    """``args`` with today's options for those of older versions."""
+    today, former = [], ""
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        if former:
+            today.append(FORMER[former][1](arg))
+            former = ""
+        elif flag in FORMER:
+            name, translated = FORMER[flag]
+            today.append(f"{name}={translated(value)}" if equals else name)
+            former = "" if equals else flag
+        else:
+            today.append(arg)
+    return today
+
+
+class InputsCommand(click.Command):
+    """A command with ``--input``, which also takes the options' former names."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's, with a hint where a shell made several words of a pattern."""
+        args = in_todays_words(args)
+        given = [o for o in ("--input", "--holdout") if any(word.startswith(o) for word in args)]
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if type(error) is click.UsageError and given and "extra argument" in error.message:
+                words = (
+                    f"{error.message}. Each {' and each '.join(given)} is one file, folder or "
+                    "pattern: put a pattern into quotes ('data/*.npz'), or the shell makes "
+                    "several words of it"
+                )
+                raise click.UsageError(words, ctx) from error
+            raise
+
+
+def _say_json(record: Any) -> None:
+    with output():
+        click.echo(to_json(record))
+
+
+def _say(show: Callable[..., None], *found: Any) -> None:
+    with output():
+        show(screen(), *found)
 
 
 @click.command("reduce", cls=InputsCommand)
@@ -97,11 +222,10 @@ def reduce_command(
     settings, made_by = Settings(**chosen), shlex.join(["bisect-trt", *sys.argv[1:]])
     with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         found = reduce(settings, Precision(precision), check, made_by, observer)
-    with output():
-        if as_json:
-            click.echo(to_json(as_record(found)))
-        elif not quiet:
-            print_reduced(screen(), found, result_folder(settings, REDUCED))
+    if as_json:
+        _say_json(as_record(found))
+    elif not quiet:
+        _say(print_reduced, found, result_folder(settings, REDUCED))
     return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
 
 
@@ -126,11 +250,10 @@ def cure_command(
     settings = Settings(**chosen)
     with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         cures = cure(settings, Precision(precision), subgraph, observer)
-    with output():
-        if as_json:
-            click.echo(to_json(cures_as_json(cures)))
-        elif not quiet:
-            print_cures(screen(), cures, result_folder(settings, CURED))
+    if as_json:
+        _say_json(cures_as_json(cures))
+    elif not quiet:
+        _say(print_cures, cures, result_folder(settings, CURED))
     return EXIT_NOT_MET if cures.needed and cures.smallest is None else EXIT_OK
 
 
@@ -152,6 +275,11 @@ def doctor_command(as_json: bool) -> int:
     return 0
 
 
+def gate_options(function: Command) -> Command:
+    """The options of ``run`` but for those that say on what and where to."""
+    return _with_options(function, "run", without="out")
+
+
 @click.command("gate", cls=InputsCommand)
 @click.option(
     "--config",
@@ -161,7 +289,7 @@ def doctor_command(as_json: bool) -> int:
     help="The models and what each is asked.",
 )
 @click.option("--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
-@run_options
+@gate_options
 @click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
 @JSON
 @QUIET
@@ -350,11 +478,10 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
         return 0
     with progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
         result = run(settings, observer)
-    with output():
-        if as_json:
-            click.echo(to_json(result.as_json()))
-        elif not quiet:
-            print_verdict(screen(), result)
+    if as_json:
+        _say_json(result.as_json())
+    elif not quiet:
+        _say(print_verdict, result)
     return result.exit_code
 
 
@@ -367,11 +494,10 @@ def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Error tables only: every baseline's outputs and every layer, without a search."""
     with progress(quiet=quiet) as observer:
         result = compare(Settings(**chosen), observer)
-    with output():
-        if as_json:
-            click.echo(to_json({**result.as_json(), "exit_code": EXIT_OK}))
-        elif not quiet:
-            print_comparison(screen(), result)
+    if as_json:
+        _say_json({**result.as_json(), "exit_code": EXIT_OK})
+    elif not quiet:
+        _say(print_comparison, result)
     return EXIT_OK
 
 
@@ -395,11 +521,10 @@ def verify_command(
     with progress(quiet=quiet) as observer:
         verification = verify(Settings(precision=saved.searched, **chosen), saved, observer)
         write_verification(verification)
-    with output():
-        if as_json:
-            click.echo(to_json(verification.as_json()))
-        elif not quiet:
-            print_verification(screen(), verification)
+    if as_json:
+        _say_json(verification.as_json())
+    elif not quiet:
+        _say(print_verification, verification)
     return EXIT_OK if verification.passed else EXIT_NOT_MET
 
 
@@ -439,11 +564,10 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
         found = diff_runs(before, after)
         if out is not None:
             write_diff(found, out)
-    with output():
-        if as_json:
-            click.echo(to_json(diff_record(found)))
-        elif not quiet:
-            print_page(screen(), as_page(found))
+    if as_json:
+        _say_json(diff_record(found))
+    elif not quiet:
+        _say(print_page, as_page(found))
     return EXIT_NOT_MET if found.worse or found.untold else EXIT_OK
 
 
