@@ -324,9 +324,9 @@ def test_no_run_is_told_in_one_line(runs: dict[str, Result], tmp_path: Path) -> 
     saved = json.loads((runs["none"].folder / "run.json").read_text())
     for text, words in (
         ("{", "cannot be read"),
-        ("[]", "not in the form"),
-        ("{}", "not in the form"),
-        (json.dumps({**saved, "format": 99}), "not in the form"),
+        ("[]", "in format"),
+        ("{}", "in format"),
+        (json.dumps({**saved, "format": 99}), "in format"),
         (json.dumps({**saved, "validation": {}}), "damaged"),
         (json.dumps({**saved, "passed": "yes"}), "damaged"),
         (json.dumps(saved), r"damaged \(layers.csv"),
@@ -370,7 +370,7 @@ def test_a_run_json_that_was_edited_is_shown_or_refused(
             try:
                 record = read_run(folder)
             except BadInputError as error:
-                assert "damaged" in str(error) or "not in the form" in str(error)
+                assert "damaged" in str(error) or "in format" in str(error)
                 refused += 1
                 continue
             assert as_html(record) and as_junit(record)
