@@ -65,7 +65,7 @@ from bisect_trt.settings import options
 SHOWN_ROWS = 300
 _TRADEOFF = names_in(
     "pins set given_share perturbed_share perturbed_lower_bound augmented_share holdout_share "
-    "p50_score p95_score worst_score latency_ms estimated_latency_ms relative_bytes"
+    "p50_score p95_score worst_score latency_ms"
 )
 _SEARCH = names_in("evaluation runner on base pins outcome score seconds note")
 _PROOF = names_in("proved proved_on proof_evaluation outcome_without score_without missed_on")
@@ -172,7 +172,7 @@ def _tiles(result: Record) -> list[Tile]:
 
 
 def _cost(result: Record) -> Tile | None:
-    """Latency where engines were built, else the memory traffic that pins add."""
+    """The latency, where engines were built."""
     if "latency_ms" in result.cost:
         rows = zip(result.cost["engine"], result.cost["latency_ms"], strict=True)
         latency = {str(engine).rpartition(" ")[2]: f"{number(float(ms))} ms" for engine, ms in rows}
@@ -180,12 +180,6 @@ def _cost(result: Record) -> Tile | None:
         if "plan" in latency:
             beside = ", ".join(f"{name.upper()} {latency[name]}" for name in others)
             return Tile("latency", latency["plan"], beside)
-    if "relative_bytes" in result.tradeoff:
-        picked = result.tradeoff.loc[result.tradeoff["set"] == "answer", "relative_bytes"].dropna()
-        if len(picked):
-            more = 100.0 * (float(picked.iloc[0]) - 1.0)
-            note = "memory traffic against everything reduced; no engine was timed"
-            return Tile("cost", f"{more:+.0f} %", note)
     return None
 
 
