@@ -25,6 +25,7 @@ from bisect_trt.model.weak_typing import OF_FUNCTIONS, polygraphy_script, trtexe
 from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, run
 from bisect_trt.reduction.reduce import Reduced
 from bisect_trt.reduction.reduce_model import result_folder
+from bisect_trt.report import terminal
 from bisect_trt.report.diff import as_page, diff_record, diff_runs, write_diff
 from bisect_trt.report.exits import Command, ended_by, guarded, output
 from bisect_trt.report.files import to_json, write_documents, write_verification
@@ -40,18 +41,6 @@ from bisect_trt.report.gate import (
 )
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.reduced import as_record, cures_as_json
-from bisect_trt.report.terminal import (
-    ProgressObserver,
-    print_comparison,
-    print_cures,
-    print_inspection,
-    print_page,
-    print_reduced,
-    print_verdict,
-    print_verification,
-    progress,
-    screen,
-)
 from bisect_trt.runners.doctor import examine
 from bisect_trt.settings import FORMER, Option, Settings, options
 from bisect_trt.steps.estimate import estimate
@@ -197,7 +186,7 @@ def _say_json(record: Any) -> None:
 
 def _say(show: Callable[..., None], *found: Any) -> None:
     with output():
-        show(screen(), *found)
+        show(terminal.screen(), *found)
 
 
 @click.command("reduce", cls=InputsCommand)
@@ -220,12 +209,12 @@ def reduce_command(
     write a reproducer. Exit code 1 if the whole is not bad.
     """
     settings, made_by = Settings(**chosen), shlex.join(["bisect-trt", *sys.argv[1:]])
-    with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
+    with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         found = reduce(settings, Precision(precision), check, made_by, observer)
     if as_json:
         _say_json(as_record(found))
     elif not quiet:
-        _say(print_reduced, found, result_folder(settings, REDUCED))
+        _say(terminal.print_reduced, found, result_folder(settings, REDUCED))
     return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
 
 
@@ -248,12 +237,12 @@ def cure_command(
     the model to ship. Exit code 1 if nothing does.
     """
     settings = Settings(**chosen)
-    with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
+    with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         cures = cure(settings, Precision(precision), subgraph, observer)
     if as_json:
         _say_json(cures_as_json(cures))
     elif not quiet:
-        _say(print_cures, cures, result_folder(settings, CURED))
+        _say(terminal.print_cures, cures, result_folder(settings, CURED))
     return EXIT_NOT_MET if cures.needed and cures.smallest is None else EXIT_OK
 
 
@@ -262,7 +251,7 @@ def cure_command(
 @guarded
 def doctor_command(as_json: bool) -> int:
     """What is installed, which runners work here and why not."""
-    with progress() as observer:
+    with terminal.progress() as observer:
         observer.step("doctor")
         checks = examine()
     with output():
@@ -309,7 +298,7 @@ def gate_command(
     gate = Gate(project.out, (), len(project.runs))
     with held_folder(project.out):
         for name, settings in project.runs.items():
-            with progress(
+            with terminal.progress(
                 quiet=quiet, verbose=verbose, budget=settings.budget, subject=name
             ) as observer:
                 entry = _entry(name, settings, observer)
@@ -319,12 +308,12 @@ def gate_command(
         if as_json:
             click.echo(to_json(gate_record(gate)))
         elif not quiet:
-            print_page(screen(), gate_page(gate))
+            terminal.print_page(terminal.screen(), gate_page(gate))
             click.echo(f"table: {project.out}/gate.md")
     return gate.exit_code
 
 
-def _entry(name: str, settings: Settings, observer: ProgressObserver) -> Entry:
+def _entry(name: str, settings: Settings, observer: terminal.ProgressObserver) -> Entry:
     try:
         result = run(settings, observer)
     except Exception as error:  # no model's error is another's, whoever's mistake it is
@@ -342,16 +331,16 @@ def _entry(name: str, settings: Settings, observer: ProgressObserver) -> Entry:
 @guarded
 def inspect_command(model: Path, precision: str, as_json: bool) -> int:
     """Layers, patterns, suspects and advice about the opset, without running anything."""
-    with progress() as observer:
+    with terminal.progress() as observer:
         observer.step("load")
         loaded = load_model(model)
         observer.step("inspect")
         inspection = inspect_model(loaded, Precision(precision))
         observer.step("write")  # a table of 60,000 rows takes longer than what is in it
-        console = screen()
+        console = terminal.screen()
         with console.capture() as printed:
             if not as_json:
-                print_inspection(console, inspection)
+                terminal.print_inspection(console, inspection)
         text = to_json(inspection.as_json()) + "\n" if as_json else printed.get()
     with output():
         click.echo(text, nl=False)
@@ -375,7 +364,7 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
     """Write the model with inner tensors as further outputs, to look inside with any runner. On an
     engine each breaks fusions, so its numbers change.
     """
-    with progress() as observer:
+    with terminal.progress() as observer:
         observer.step("load")
         loaded = load_model(model)
         check_target(target, loaded)
@@ -415,7 +404,7 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
 def export_command(model: Path, plan_path: Path, form: str, target: Path | None) -> int:
     """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
     saved = read_plan(plan_path)
-    with progress() as observer:
+    with terminal.progress() as observer:
         observer.step("load")
         source = load_source(model)
         loaded, plan, graph = source.model, saved.plan, source.graph
@@ -467,7 +456,7 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
     """
     settings = Settings(**chosen)
     if dry_run:
-        with progress(quiet=quiet) as observer:
+        with terminal.progress(quiet=quiet) as observer:
             price = estimate(settings, observer)
         with output():
             click.echo(to_json(vars(price)) if as_json else price.sentence)
@@ -476,12 +465,12 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
             if settings.runner == "emulated" and not as_json and (idle := idle_options(settings)):
                 click.echo(f"note: {idle}")
         return 0
-    with progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
+    with terminal.progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
         result = run(settings, observer)
     if as_json:
         _say_json(result.as_json())
     elif not quiet:
-        _say(print_verdict, result)
+        _say(terminal.print_verdict, result)
     return result.exit_code
 
 
@@ -492,12 +481,12 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
 @guarded
 def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Error tables only: every baseline's outputs and every layer, without a search."""
-    with progress(quiet=quiet) as observer:
+    with terminal.progress(quiet=quiet) as observer:
         result = compare(Settings(**chosen), observer)
     if as_json:
         _say_json({**result.as_json(), "exit_code": EXIT_OK})
     elif not quiet:
-        _say(print_comparison, result)
+        _say(terminal.print_comparison, result)
     return EXIT_OK
 
 
@@ -518,13 +507,13 @@ def verify_command(
     found_for = saved.plan.base.value
     if source is not ParameterSource.DEFAULT and precision != found_for:
         raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {found_for}")
-    with progress(quiet=quiet) as observer:
+    with terminal.progress(quiet=quiet) as observer:
         verification = verify(Settings(precision=saved.searched, **chosen), saved, observer)
         write_verification(verification)
     if as_json:
         _say_json(verification.as_json())
     elif not quiet:
-        _say(print_verification, verification)
+        _say(terminal.print_verification, verification)
     return EXIT_OK if verification.passed else EXIT_NOT_MET
 
 
@@ -534,7 +523,7 @@ def verify_command(
 @guarded
 def report_command(run: Path, quiet: bool) -> int:
     """Write report.html, report.md and junit.xml of a run's folder again, from its other files."""
-    with progress(quiet=quiet) as observer:
+    with terminal.progress(quiet=quiet) as observer:
         observer.step("read")
         found = read_run(run)
         observer.step("write")
@@ -557,7 +546,7 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
     layers. Exit code 1 if the second misses what the first met, or was not asked what the first
     was; 2 if no layer is in both.
     """
-    with progress(quiet=quiet) as observer:
+    with terminal.progress(quiet=quiet) as observer:
         observer.step("read")
         before, after = read_run(run_a), read_run(run_b)
         observer.step("compare")
@@ -567,7 +556,7 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
     if as_json:
         _say_json(diff_record(found))
     elif not quiet:
-        _say(print_page, as_page(found))
+        _say(terminal.print_page, as_page(found))
     return EXIT_NOT_MET if found.worse or found.untold else EXIT_OK
 
 

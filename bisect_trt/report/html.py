@@ -23,43 +23,10 @@ from bisect_trt.base.display import counted, printable
 from bisect_trt.base.outcomes import VANISHING, Finding, InputKind, Tally, Validation
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief
+from bisect_trt.report import figures, tables, text
 from bisect_trt.report.columns import names_in
-from bisect_trt.report.figures import (
-    Figure,
-    baselines_figure,
-    channels_figure,
-    errors_figure,
-    has_modules,
-    inputs_figure,
-    modules_figure,
-    ranges_figure,
-    search_figure,
-    short,
-    tradeoff_figure,
-)
 from bisect_trt.report.headline import files_line, headline, next_step, not_covered
 from bisect_trt.report.record import Record
-from bisect_trt.report.tables import (
-    COST_COLUMNS,
-    OUTPUT_COLUMNS,
-    requirement_scores,
-    worst_inputs,
-    worst_layers,
-)
-from bisect_trt.report.text import (
-    caption_of,
-    engine_sentences,
-    judged_by,
-    meaning_of,
-    misses_alone,
-    number,
-    scores_told,
-    search_sentences,
-    sources,
-    tone,
-    unproved,
-    validation_sentences,
-)
 from bisect_trt.settings import options
 
 SHOWN_ROWS = 300
@@ -119,8 +86,7 @@ def _templates(**more: Any) -> Environment:
 @cache
 def _asset(name: str) -> Markup:
     """A file of ours or of the libraries, as it stands in the page."""
-    text = (files("bisect_trt.report") / "assets" / name).read_text(encoding="utf-8")
-    return Markup(text)
+    return Markup((files("bisect_trt.report") / "assets" / name).read_text(encoding="utf-8"))
 
 
 def _harmless(value: Any) -> Any:
@@ -128,9 +94,9 @@ def _harmless(value: Any) -> Any:
     return printable(value) if type(value) is str else value
 
 
-def _code(text: str) -> Markup:
+def _code(lines: str) -> Markup:
     """Lines of code, with all control characters but line breaks spelled out."""
-    return Markup("\n").join(printable(line) for line in text.split("\n"))
+    return Markup("\n").join(printable(line) for line in lines.split("\n"))
 
 
 def _cell(value: Any) -> str:
@@ -139,7 +105,7 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, bool) or type(value).__name__ == "bool":
         return "yes" if value else "no"
-    return number(value.item() if hasattr(value, "item") else value)
+    return text.number(value.item() if hasattr(value, "item") else value)
 
 
 class Tile(NamedTuple):
@@ -175,7 +141,9 @@ def _cost(result: Record) -> Tile | None:
     """The latency, where engines were built."""
     if "latency_ms" in result.cost:
         rows = zip(result.cost["engine"], result.cost["latency_ms"], strict=True)
-        latency = {str(engine).rpartition(" ")[2]: f"{number(float(ms))} ms" for engine, ms in rows}
+        latency = {
+            str(engine).rpartition(" ")[2]: f"{text.number(float(ms))} ms" for engine, ms in rows
+        }
         others = [name for name in ("fp32", result.precision.value) if name in latency]
         if "plan" in latency:
             beside = ", ".join(f"{name.upper()} {latency[name]}" for name in others)
@@ -202,16 +170,16 @@ def _answer(result: Record) -> dict[str, Any]:
     """The values of ``answer.html.j2``, the first screen."""
     return {
         "result": result,
-        "tone": tone(result),
+        "tone": text.tone(result),
         "headline": headline(result),
         # The first sentence is the table's caption and rows.
-        "validation": [*validation_sentences(result.validation)[1:], *not_covered(result)],
-        "caption": caption_of(result.validation),
-        "meaning": meaning_of(result.validation),
+        "validation": [*text.validation_sentences(result.validation)[1:], *not_covered(result)],
+        "caption": text.caption_of(result.validation),
+        "meaning": text.meaning_of(result.validation),
         "next_step": next_step(result),
         "held": _tested(result.validation),
         "tiles": _tiles(result),
-        "judged_by": judged_by(result),
+        "judged_by": text.judged_by(result),
     }
 
 
@@ -227,35 +195,35 @@ def as_html(result: Record) -> str:
 
     Templates escape, the data that scripts read is JSON, and only the page's own scripts run.
     """
-    figures = _figures(result)
-    data = {"figures": [f.as_json() for f in figures.values()], "layers": layer_data(result.layers)}
+    plots = _figures(result)
+    data = {"figures": [f.as_json() for f in plots.values()], "layers": layer_data(result.layers)}
     by_kind: dict[str, list[Finding]] = {}
     # Constants that partly vanish are many and harmless.
     for finding in sorted(result.findings, key=lambda f: (not f.weighty, f.kind == VANISHING)):
         by_kind.setdefault(finding.kind, []).append(finding)
-    inputs, layers = worst_inputs(result.inputs), worst_layers(result.layers)
+    inputs, layers = tables.worst_inputs(result.inputs), tables.worst_layers(result.layers)
     of_inputs = [str(c) for c in inputs if c not in ("shapes", "sha256")]
     return (
         environment()
         .get_template("report.html.j2")
         .render(
             **_answer(result),
-            figures=figures,
+            figures=plots,
             tradeoff=_table(result.tradeoff.dropna(axis=1, how="all"), _TRADEOFF),
             baselines=list(result.outputs["baseline"].unique()) if len(result.outputs) else [],
-            scores=requirement_scores(result.by_requirement, result.outputs),
-            outputs=_table(result.outputs, OUTPUT_COLUMNS),
-            by_modules=len(result.layers) > 0 and has_modules(result.layers),
+            scores=tables.requirement_scores(result.by_requirement, result.outputs),
+            outputs=_table(result.outputs, tables.OUTPUT_COLUMNS),
+            by_modules=len(result.layers) > 0 and figures.has_modules(result.layers),
             inputs=_table(inputs, of_inputs, left_out=len(result.inputs) - len(inputs)),
-            searched=search_sentences(result),
+            searched=text.search_sentences(result),
             search=_table(result.search, _SEARCH),
             pins=pin_rows(result),
-            unproved=unproved(result),
-            alone=misses_alone(result.layers),
-            sources=sources(result.layers),
+            unproved=text.unproved(result),
+            alone=text.misses_alone(result.layers),
+            sources=text.sources(result.layers),
             proved=bool(result.pins["proved"].any()),
-            cost=_table(result.cost, COST_COLUMNS),
-            engine=engine_sentences(result),
+            cost=_table(result.cost, tables.COST_COLUMNS),
+            engine=text.engine_sentences(result),
             layers=_table(
                 layers, list(map(str, layers)), left_out=len(result.layers) - len(layers)
             ),
@@ -270,17 +238,17 @@ def as_html(result: Record) -> str:
     )
 
 
-def _figures(result: Record) -> dict[str, Figure]:
+def _figures(result: Record) -> dict[str, figures.Figure]:
     """The plots that there is something to draw for, by name."""
     found = (
-        tradeoff_figure(result.tradeoff),
-        baselines_figure(result.outputs),
-        errors_figure(result.layers),
-        modules_figure(result.layers),
-        ranges_figure(result.layers, result.precision),
-        channels_figure(result.layers, result.precision),
-        inputs_figure(result.inputs),
-        search_figure(result.search),
+        figures.tradeoff_figure(result.tradeoff),
+        figures.baselines_figure(result.outputs),
+        figures.errors_figure(result.layers),
+        figures.modules_figure(result.layers),
+        figures.ranges_figure(result.layers, result.precision),
+        figures.channels_figure(result.layers, result.precision),
+        figures.inputs_figure(result.inputs),
+        figures.search_figure(result.search),
     )
     return {figure.name: figure for figure in found if figure is not None}
 
@@ -299,10 +267,10 @@ def _policy() -> str:
 
 def _script_json(data: Any) -> Markup:
     """JSON as a script element holds it: nothing in it can end the element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    written = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+        written = written.replace(character, f"\\u{ord(character):04x}")
+    return Markup(written)
 
 
 class Table(NamedTuple):
@@ -315,7 +283,7 @@ class Table(NamedTuple):
 
 def _table(table: pd.DataFrame, columns: Sequence[str], left_out: int = 0) -> Table:
     present = [c for c in columns if c in table]
-    rows = scores_told(table[present].head(SHOWN_ROWS)).to_numpy(dtype=object).tolist()
+    rows = text.scores_told(table[present].head(SHOWN_ROWS)).to_numpy(dtype=object).tolist()
     return Table(present, rows, max(left_out, len(table) - SHOWN_ROWS))
 
 
@@ -359,7 +327,7 @@ def _plain(value: Any, kind: str) -> float | int | str | None:
     value = float(value)
     if math.isinf(value):
         return "inf" if value > 0.0 else "-inf"
-    return int(value) if value.is_integer() and abs(value) < 1e6 else short(value)
+    return int(value) if value.is_integer() and abs(value) < 1e6 else figures.short(value)
 
 
 def _with_places(table: pd.DataFrame) -> pd.DataFrame:
@@ -419,7 +387,7 @@ def profile_of_inputs(result: Record) -> dict[str, tuple[Shape, Shape, Shape]]:
     """The smallest, usual and largest shape of each graph input that has no static shape."""
     if "shapes" not in result.inputs:
         return {}
-    seen = [json.loads(text) for text in result.inputs["shapes"]]
+    seen = [json.loads(shapes) for shapes in result.inputs["shapes"]]
     found = {}
     for name in result.dynamic_inputs:
         shapes = [tuple(int(d) for d in one[name]) for one in seen if name in one]

@@ -26,6 +26,7 @@ from bisect_trt.model.inspection import Inspection
 from bisect_trt.reduction.cures import Cures
 from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import Reduced
+from bisect_trt.report import text
 from bisect_trt.report.headline import FIRST_KINDS, answer_lines, files_line
 from bisect_trt.report.markdown import Page
 from bisect_trt.report.record import Record
@@ -38,19 +39,6 @@ from bisect_trt.report.reduced import (
 )
 from bisect_trt.report.reduced import headline as headline_of_subgraph
 from bisect_trt.report.tables import OUTPUT_COLUMNS, suspect_layers
-from bisect_trt.report.text import (
-    is_least,
-    judged_by,
-    number,
-    plan_line,
-    score_without,
-    scores_told,
-    search_sentences,
-    tone,
-    unproved,
-    validation_lines,
-    verdict,
-)
 from bisect_trt.steps.verify import Verification
 
 
@@ -71,10 +59,10 @@ class _Unheard:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def write(self, text: str) -> int:
+    def write(self, words: str) -> int:
         with suppress(OSError):
-            return self._stream.write(text)
-        return len(text)
+            return self._stream.write(words)
+        return len(words)
 
     def flush(self) -> None:
         with suppress(OSError):
@@ -248,31 +236,31 @@ _COLOURS = {"ok": "green", "unsure": "yellow", "bad": "red"}
 def print_verdict(console: Console, result: Record) -> None:
     """The answer, the pins with their proof, the outputs, where the files are."""
     said, *lines = answer_lines(result)
-    console.print(printable(said), style=f"bold {_COLOURS[tone(result)]}")
+    console.print(printable(said), style=f"bold {_COLOURS[text.tone(result)]}")
     for line in lines:
         console.print(printable(line))
     if len(result.pins):
         last = [c for c in ("held", "inherited") if c in result.pins]
         shown = list(result.pins.sort_values(last, kind="stable").itertuples())[:SHOWN_PINS]
-        least = any(row.proved and is_least(row) for row in shown)
+        least = any(row.proved and text.is_least(row) for row in shown)
         table = _table(["pinned layer", "op", "without it, at least" if least else "without it"])
         for row in shown:
-            why = unproved(result, row)
+            why = text.unproved(result, row)
             if row.proved:
-                why = f"{row.outcome_without}, {score_without(row)}"
+                why = f"{row.outcome_without}, {text.score_without(row)}"
             table.add_row(printable(str(row.layer)), str(row.op), why)
         console.print(table)
         if len(result.pins) > SHOWN_PINS:
             console.print(f"... and {len(result.pins) - SHOWN_PINS} more in pins.csv")
         if result.search_facts:
-            console.print(printable(search_sentences(result)[0]))
+            console.print(printable(text.search_sentences(result)[0]))
     if len(result.outputs):
         console.print(_baselines(result, {"score", "mean_abs", "median_abs", "rel_range"}))
     _print_findings(console, result, "report.md")
     evaluations = counted(sum(result.evaluations.values()), "evaluation")
     runs = counted(result.sensitivity_runs, "single-layer run")
     made = f"{evaluations} ({result.new_evaluations} new) and {runs} in {result.seconds:.1f} s"
-    console.print(printable(f"{made}; {judged_by(result)}"))
+    console.print(printable(f"{made}; {text.judged_by(result)}"))
     console.print(printable(files_line(result)), soft_wrap=True)
 
 
@@ -313,15 +301,15 @@ def print_comparison(console: Console, result: Record) -> None:
 def print_verification(console: Console, verification: Verification) -> None:
     """The answer, then each way in which the plan was looked at."""
     style = "bold green" if verification.passed else "bold red"
-    console.print(verdict(verification), style=style)
-    for line in validation_lines(verification):
+    console.print(text.verdict(verification), style=style)
+    for line in text.validation_lines(verification):
         console.print(printable(line))
     table = _table(["", "checked", "found"])
     for check in verification.checks:
         word = {True: "ok", False: "no", None: "-"}[check.validation]
         table.add_row(word, printable(check.what), printable(check.detail))
     console.print(table)
-    console.print(printable(plan_line(verification)))
+    console.print(printable(text.plan_line(verification)))
 
 
 def print_inspection(console: Console, inspection: Inspection) -> None:
@@ -389,8 +377,8 @@ def _baselines(result: Record, but: Container[str]) -> Table:
 
 def _frame(frame: pd.DataFrame) -> Table:
     table = _table([str(c) for c in frame.columns])
-    for row in scores_told(frame).to_numpy(dtype=object).tolist():
-        table.add_row(*(printable(number(v)) for v in row))
+    for row in text.scores_told(frame).to_numpy(dtype=object).tolist():
+        table.add_row(*(printable(text.number(v)) for v in row))
     return table
 
 
