@@ -171,7 +171,7 @@ def test_ci_examples_run(
     assert lines[0] == "bisect-trt gate"
     for line in lines:
         ran(line, name)
-    assert Path("reports/gate/junit.xml").exists() and Path("reports/gate/index.html").exists()
+    assert Path("reports/gate/junit.xml").exists() and Path("reports/gate/gate.md").exists()
     its = yaml.safe_load(text)
     if "jobs" in its:
         steps = its["jobs"]["gate"]["steps"]
