@@ -208,8 +208,8 @@ class Settings(Shares):
     emulate_on: str = option(
         "cpu",  # the figures that are published were made there
         "--emulate-on",
-        "Where the emulator computes; auto is cuda where that works and is faster, cpu with --ray.",
-        choices=("auto", "cpu", "cuda"),
+        "Where the emulator computes.",
+        choices=("cpu", "cuda"),
     )
     require: Sequence[str] = option(
         (),
@@ -358,6 +358,12 @@ class Settings(Shares):
         },
         kind=Path,
         commands=_EVERYWHERE,
+    )
+    fresh: bool = option(
+        False,
+        "--fresh",
+        "Begin with an empty cache, such as after a file that a metric reads has changed.",
+        kind=bool,
     )
     rewrite: str | None = option(
         None,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
-from bisect_trt.base.limits import SessionHabits, adopt
 from bisect_trt.report import terminal
 from tests.engines import judged
 
@@ -39,6 +38,21 @@ terminal.EVERY_S = 1e6
 
 HANG_S = 600.0
 """What has not ended by then hangs, on the busiest machine."""
+
+
+def slow_where(is_slow: Callable[[Any], bool], values: Iterable[Any]) -> list[Any]:
+    """``values`` for parametrize, the slow ones marked: `make test-all` runs those."""
+    return [pytest.param(v, marks=pytest.mark.slow) if is_slow(v) else v for v in values]
+
+
+def all_but(count: int, values: Iterable[Any]) -> list[Any]:
+    """``values`` for parametrize, all but ``count`` of them, spread evenly, marked as slow."""
+    found = list(values)
+    quick = {i * len(found) // count for i in range(count)}
+    marked = (pytest.param(v, marks=pytest.mark.slow) for v in found)
+    return [
+        v if i in quick else slow for i, (v, slow) in enumerate(zip(found, marked, strict=True))
+    ]
 
 
 def session_of(
@@ -86,13 +100,6 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-@pytest.fixture(autouse=True)
-def habits_as_at_first() -> Iterator[None]:
-    """How a test's model has sessions made is not how those of the next one are."""
-    yield
-    adopt(SessionHabits())
-
-
 @pytest.fixture
 def waves() -> NDArray[np.float32]:
     """A smooth (2, 8) input."""
@@ -132,6 +139,6 @@ def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
         "node_by_node.NodeByNode._execute",
         "segment_session.SegmentSession.run",
         "second_emulator.run_all",
-        "reference.run_all",
+        "reference.Reference.outputs",
     ):
         monkeypatch.setattr(f"bisect_trt.runners.{inference}", forbidden)

@@ -28,16 +28,14 @@ from bisect_trt.base.atomic_files import (
     VERIFY_RECORD,
     draft_prefix,
     scratch,
-    scratch_in,
     sweep,
     write_whole,
 )
 from bisect_trt.base.display import printable
 from bisect_trt.base.errors import BadInputError, MachineError, is_disk_full, not_written
 from bisect_trt.base.outcomes import ValidationVerdict
-from bisect_trt.model.annotated import annotated
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.save import save_model
+from bisect_trt.model.save import annotated, save_model
 from bisect_trt.model.typed import to_typed
 from bisect_trt.report.columns import FLAG, LAYERS, TABLES, to_csv
 from bisect_trt.report.headline import headline
@@ -218,8 +216,7 @@ def documents_of(result: Record) -> dict[str, str]:
 
 def write_documents(result: Record) -> None:
     """Write report.html, report.md and junit.xml again. Raises as :func:`write_report`."""
-    with scratch_in(result.folder):
-        _write(result.folder, {}, documents_of(result), {})
+    _write(result.folder, {}, documents_of(result), {})
 
 
 def write_tables(result: Record) -> None:
@@ -238,7 +235,7 @@ def _write(
     before anything is seen.
     """
     try:
-        with scratch("result") as made:
+        with scratch("result", folder) as made:
             draft = Path(made)
             for name, table in tables.items():
                 text = to_csv(table, TABLES[name])

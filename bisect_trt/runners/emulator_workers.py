@@ -5,20 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import BadInputError, MachineError, RunnerFailedError, one_line
-from bisect_trt.base.limits import (
-    SessionHabits,
-    adopt,
-    habits,
-    keep_large_blocks_apart,
-    share_arenas,
-)
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
@@ -120,14 +112,12 @@ def server_arguments(
         "model": stream.getvalue() or model.SerializeToString(),
         "base": base.value,
         "threads": threads,
-        # Another machine has other cores; its actor shares out what it reserved.
-        "habits": replace(habits(), threads=0) if elsewhere else habits(),
         "device": device,
     }
 
 
 class EmulationServer:
-    """Holds the model; ``threads`` and ``device`` are what it may use, ``habits`` its run's.
+    """Holds the model; ``threads`` and ``device`` are what one worker may use.
 
     Raises:
         RunnerUnavailableError: the device is none that the emulator can rely on.
@@ -138,15 +128,10 @@ class EmulationServer:
         model: bytes,
         base: str,
         threads: int,
-        habits: SessionHabits,
         device: Device = CPU,
     ) -> None:
         if device != CPU:  # it may be on another machine
             DeviceChecker(device).check()
-        share_arenas()
-        adopt(habits)
-        if habits.frees_activations:
-            keep_large_blocks_apart()
         proto = onnx.load_from_string(model)
         self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
 

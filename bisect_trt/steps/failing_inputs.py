@@ -81,7 +81,7 @@ def _on(problem: Problem, context: Context, samples: SearchSamples) -> Evaluatio
         found = context.evaluator.judge(problem.base, those, size=set_size(problem))
         results += found.results
         score = max(score, found.score(spared(problem, kind, len(those))))
-    reduced = Evaluation.over(problem.base, context.evaluator.runner.name, results, {}, score=score)
+    reduced = Evaluation.over(problem.base, context.evaluator.runner.name, results, score=score)
     if not reduced.verdict.passed:
         context.refused.add(problem.base)
     return reduced

@@ -11,29 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
-
 from bisect_trt.base.display import counted, some_of
 from bisect_trt.base.errors import (
-    BisectError,
-    MachineError,
     RunnerFailedError,
     RunnerUnavailableError,
-    one_line,
 )
 from bisect_trt.base.limits import thread_count
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.cache import Cache, Row, content_key
-from bisect_trt.runners.concurrency import side_by_side
+from bisect_trt.evaluate.cache import Cache, Row
 from bisect_trt.runners.device import (
     CPU,
     Device,
     cuda_device,
     gpu_facts,
     visible_gpus,
-    why_no_provider,
 )
 from bisect_trt.runners.device_check import why_not_on_cuda
 from bisect_trt.runners.emulator import EmulatedRunner
@@ -136,146 +128,46 @@ _ALONE, _BESIDE = 0.9, 0.5
 that is built and run there too.
 """
 
-_TIMED = 2
-_PROBE = 2
-"""An evaluation's plain inferences on the CPU: 2.6 to 3.6 of OCR models
-(benchmarks/results/cpu.md), 0.8 to 1.1 of large ones, of which a GPU is faster by far (gpu.md)."""
-_A_NODE_S = 5e-6
-"""A GPU's least seconds a node of an evaluation: replayed from a CUDA graph the demo's detector
-takes 10 us, of which the rounding and the choice beside each node are most. A session of 20,000
-nodes is open there after more than a minute: what cannot win is not tried."""
-
 _SHOWN = 5
 
 
-def emulator_device(settings: Settings) -> tuple[Device, tuple[Finding, ...]]:
-    """What ``--emulate-on`` names, and what there is to say of it; for ``auto`` CUDA where it
-    works, to be timed by :func:`open_emulator`. Nothing is written.
+def emulator_device(settings: Settings) -> Device:
+    """What ``--emulate-on`` names.
 
     Raises:
         RunnerUnavailableError: CUDA was asked for and cannot work here.
     """
-    asked = settings.emulate_on
-    if asked == "cpu" or settings.ray is not None:  # a cluster's GPUs are none of this machine's
-        return (cuda_device("cuda on Ray") if asked == "cuda" else CPU), ()
-    if asked == "auto" and why_no_provider() is not None:
-        return CPU, ()
+    if settings.emulate_on == "cpu":
+        return CPU
+    if settings.ray is not None:  # a cluster's GPUs are none of this machine's
+        return cuda_device("cuda on Ray")
     reason = why_not_on_cuda()
-    if reason is not None and asked == "cuda":
-        raise RunnerUnavailableError(f"--emulate-on cuda: {reason}")
     if reason is not None:
-        words = f"emulated on the CPU, since CUDA does not work here: {reason}"
-        return CPU, (Finding("emulate-on", "", words),)
+        raise RunnerUnavailableError(f"--emulate-on cuda: {reason}")
     gpus = visible_gpus() or ["0"]
     name, free = gpu_facts(gpus[0])
     share = _ALONE if settings.runner == "emulated" else _BESIDE
     # This process' sessions are on the first GPU, as are those of every len(gpus)-th worker.
     sharing = 1 + (-(-settings.workers // len(gpus)) if settings.workers > 1 else 0)
-    return cuda_device(name, 0, int(free * share / sharing)), ()
+    return cuda_device(name, 0, int(free * share / sharing))
 
 
-def open_emulator(
-    problem: Problem, device: Device, cache: Cache | None
-) -> tuple[EmulatedRunner, tuple[Finding, ...]]:
-    """The emulator of this process, and what there is to say of where it computes.
-
-    Args: problem: the model, the inputs and the settings. device: as of :func:`emulator_device`;
-        ``auto`` takes it where an evaluation there is faster than on the CPU, which makes several
-        beside each other. cache: remembers what was chosen, so that the same command goes on with
-        its own answers.
-    """
-    settings, turns = problem.settings, problem.reference.turns
-    if device == CPU or settings.ray is not None:
-        return EmulatedRunner(problem.graph, settings.precision, turns=turns), ()
-    key = content_key("emulate-on", problem.key, settings.emulate_on, device.name, ort.__version__)
-    found = cache.recall(key) if cache is not None else None
-    emulator = EmulatedRunner(problem.graph, settings.precision, device=device, turns=turns)
-    if found is None:
-        try:
-            meta = _tried(problem, emulator, timed=settings.emulate_on == "auto")
-        except MachineError as error:  # whose memory others took: another run may find it free
-            if settings.emulate_on != "auto":
-                raise
-            meta, cache = _passed_over(one_line(error)), None
-        if cache is not None:
-            cache.record([Row(key, "emulate-on", meta)])
-    else:
-        meta = found[0]
-    findings = _findings(meta["layers_on_cpu"], device, meta["failure"])
-    if not meta["chosen"]:
-        emulator = EmulatedRunner(
-            problem.graph, settings.precision, constants=emulator.constants, turns=turns
-        )
-    return emulator, findings
-
-
-def _tried(problem: Problem, emulator: EmulatedRunner, *, timed: bool) -> dict[str, Any]:
-    """What one inference shows, plain data: whether ``emulator`` is chosen, which layers the CPU
-    ran in its device's place, and why nothing ran. Where the CPU is faster than a GPU can be, it is
-    the CPU's. Raises :class:`MachineError` where the device gave out, which tells nothing of it.
-    """
-    sample, plan = problem.samples[0], PrecisionPlan(Precision.FP32)
-    on_cpu = _on_cpu(problem, sample) if timed else math.inf
-    nodes = sum(node.op_type != "Constant" for node in problem.graph.proto.graph.node)
-    if on_cpu < _A_NODE_S * nodes:
-        return _passed_over()
-
-    def inference() -> object:
-        emulator.forget()  # it would begin at the last cut
-        return list(emulator.outputs(plan, [sample]))
-
-    try:
-        seconds = _seconds(inference, _TIMED if timed else 0)
-    except BisectError as error:
-        if not timed or isinstance(error, MachineError):
-            raise
-        return _passed_over(one_line(error))
-    if not seconds < on_cpu:
-        return _passed_over()
-    return {"chosen": True, "layers_on_cpu": emulator.layers_on_cpu, "failure": ""}
-
-
-def _passed_over(failure: str = "") -> dict[str, Any]:
-    """What is known of a device that is not taken."""
-    return {"chosen": False, "layers_on_cpu": [], "failure": failure}
-
-
-def _on_cpu(problem: Problem, sample: Sample) -> float:
-    """About the seconds of an evaluation on the CPU, at the pace of as many as are made beside each
-    other there. Told by the reference: it is open, and an emulator of a large model is not opened
-    for nothing.
-    """
-    count = problem.reference.at_once(sample)
-
-    def beside() -> object:
-        return tuple(side_by_side(problem.reference.outputs, [sample] * count, lambda _: count))
-
-    return _PROBE * _seconds(beside, _TIMED) / count
-
-
-def _seconds(run: Callable[[], object], times: int) -> float:
-    """The least of ``times`` calls after one that is not counted; 0 where none is."""
-    run()
-    taken = []
-    for _ in range(times):
-        began = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - began)
-    return min(taken, default=0.0)
-
-
-def _findings(layers: Sequence[str], device: Device, failure: str) -> tuple[Finding, ...]:
-    if failure:
-        words = f"emulated on the CPU, since this model does not run on {device.name}: {failure}"
-        return (Finding("emulate-on", "", words),)
+def open_emulator(problem: Problem, device: Device) -> tuple[EmulatedRunner, tuple[Finding, ...]]:
+    """The emulator of this process, and what there is to say of where it computes."""
+    precision = problem.settings.precision
+    if device == CPU or problem.settings.ray is not None:
+        return EmulatedRunner(problem.graph, precision), ()
+    emulator = EmulatedRunner(problem.graph, precision, device=device)
+    list(emulator.outputs(PrecisionPlan(Precision.FP32), problem.samples[:1]))
+    layers = emulator.layers_on_cpu
     if not layers:
-        return ()
+        return emulator, ()
     named = some_of([repr(name) for name in layers], _SHOWN)
     words = (
         f"the emulator on {device.name} runs layers on the CPU, for which CUDA has no kernel: "
         f"{named}; the numbers are the same, the time is not"
     )
-    return (Finding("cpu-fallback", layers[0], words),)
+    return emulator, (Finding("cpu-fallback", layers[0], words),)
 
 
 def open_emulator_pool(
@@ -380,14 +272,6 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
         if isinstance(error, RunnerFailedError):
             error = error.blamed_on_model()
         raise RunnerUnavailableError(f"--runner tensorrt: {error}") from error
-
-
-def has_rtx_sums(engine: EngineRunner | None, precision: Precision) -> bool:
-    """True for an engine whose sums are those of
-    :mod:`bisect_trt.runners.rtx`.
-    """
-    rtx = isinstance(engine, TensorRTRunner) and "tensorrt_rtx" in engine.versions
-    return rtx and precision is Precision.FP16
 
 
 def _engine_likely(module: str | None) -> bool:

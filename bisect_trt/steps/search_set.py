@@ -15,7 +15,7 @@ from bisect_trt.evaluate.result import Evaluation, SampleResult, SearchSetResult
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
-from bisect_trt.steps.validation_inputs import make_copies_ahead, set_size, spared
+from bisect_trt.steps.validation_inputs import set_size, spared
 
 _FINDING = Finding(
     "fp32-misses",
@@ -182,7 +182,6 @@ class SearchSet:
         """As :meth:`ask` on all samples, by the second emulator; None where it has no say."""
         if self._second is None:
             return None
-        make_copies_ahead(self._problem, self._context)
         return self._asked(self._second, pins, limit, None)
 
     def _asked(
@@ -208,7 +207,7 @@ class SearchSet:
                 self._learn(kind, samples, found, size)
                 break
         runner = evaluator.runner.name
-        together = Evaluation.over(plan, runner, results, {}, score=score, names=names)
+        together = Evaluation.over(plan, runner, results, score=score, names=names)
         return replace(together, seen_in=seen_in).under(limit)
 
     @property

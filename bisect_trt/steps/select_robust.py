@@ -173,7 +173,7 @@ def final_validation(
     inputs.
     """
     if context.engine is not None:
-        judges, given = [context.second], context.second_sees
+        judges, given = [context.second], problem.samples
         return refused_by(problem, context, judges, plan, limit, given), None
     judges, test = [context.evaluator, context.second], next_test(problem, context)
     against, validation = put_to_test(

@@ -85,7 +85,6 @@ def row_of(
     row: dict[str, object] = {"pins": len(plan.pinned), "set": source}
     scores: list[float] = []
     missed: dict[str, object] = {}
-    context.emulator.foretell(plan, sum(map(len, kinds.values())))
     for kind, samples in kinds.items():
         size = set_size(problem)
         if kind == InputKind.HOLDOUT and size > 1:

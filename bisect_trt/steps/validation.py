@@ -393,7 +393,6 @@ def put_to_test(
     ``every`` layer pinned misses too speak against no plan; they are counted. Where there are more
     of them than may miss, no plan passes, and a slow model's test ends sooner.
     """
-    _foretell(context, judges, plan, test)
     copies = TestCopies(problem, context, judges, test)
     against = first_refusal(problem, context, judges, plan, copies, limit)
     aside = dict.fromkeys(InputKind, 0)
@@ -420,16 +419,8 @@ def validate(
     test: ValidationTest,
 ) -> Validation:
     """Everything that is claimed of ``plan``, tested."""
-    _foretell(context, judges, plan, test)
     copies = TestCopies(problem, context, judges, test)
     return _measured(problem, context, judges, plan, copies, of_rest=_OF_REST)
-
-
-def _foretell(
-    context: Context, judges: Sequence[Evaluator], plan: PrecisionPlan, test: ValidationTest
-) -> None:
-    if context.evaluator in judges:
-        context.emulator.foretell(plan, test.enough)
 
 
 def _measured(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from bisect_trt.base.outcomes import CONFIDENCE, InputKind, at_least
 from bisect_trt.base.plan import PrecisionPlan
@@ -320,33 +318,6 @@ def _again(made: list[Sample], stream: Iterator[Sample]) -> Iterator[Sample]:
             made.append(following)
         yield made[place]
         place += 1
-
-
-def make_copies_ahead(problem: Problem, context: Context) -> None:
-    """Make the copies of the next test, and of the trade-off curve of few inputs, with their
-    references, where the model has so many nodes that the reference's session and the second
-    emulator's are open in turn: of 60,000 nodes each takes 5 to 10 s to open. What the second
-    emulator passes is tested next. Once for each test; not where there is a budget, which the
-    search has first.
-    """
-    spared = problem.settings.fitted or math.isfinite(context.time.left_s)
-    if (
-        not problem.reference.turns.many_nodes
-        or spared
-        or context.copies_made_ahead > context.tests
-    ):
-        return
-    context.copies_made_ahead = context.tests + 1
-    test = asked(
-        problem, planned_test(problem, context.tests, context.pace.usual_seconds, last=False)
-    )
-    copies = TestCopies(problem, context, [context.evaluator, context.second], test)
-    for kind in copies.kinds:
-        deque(islice(copies.of(kind), test.enough * set_size(problem)), maxlen=0)
-    # Of more inputs others are drawn, by how many copies the trade-off curve turns out to have.
-    if len(problem.samples) <= TRADEOFF_COPIES and set_size(problem) == 1:
-        deque(augmented(problem, context, TRADEOFF, TRADEOFF_COPIES), maxlen=0)
-        deque(perturbs(problem, context, TRADEOFF, TRADEOFF_COPIES, emulated=True), maxlen=0)
 
 
 _FEW = 0.1

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from bisect_trt.base.errors import (
     RunnerFailedError,
     RunnerUnavailableError,
 )
-from bisect_trt.base.limits import SessionHabits, adopt, habits
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
@@ -35,7 +33,6 @@ from bisect_trt.report.summarise import Result
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.emulator_workers import (
     SERVER,
-    EmulationServer,
     EmulatorPool,
     server_arguments,
 )
@@ -53,18 +50,6 @@ def fleet_of(workers: list[IsolatedWorker]) -> tuple[EmulatedRunner, EmulatorPoo
     arguments = server_arguments(fixture.model, Precision.FP16, 1)
     workers += [IsolatedWorker(SERVER, arguments) for _ in range(2)]
     return local, EmulatorPool(WorkerPool(workers, attempts=3, retry_timeouts=True)), sample
-
-
-@pytest.mark.parametrize("own", [SessionHabits(True, False, 3), SessionHabits(False, True, 1)])
-def test_a_worker_has_the_habits_of_its_run(own: SessionHabits) -> None:
-    adopt(own)
-    arguments = server_arguments(encoder_decomposed().model, Precision.FP16, 1)
-    adopt(SessionHabits())  # as in a process of its own
-    EmulationServer(**arguments)
-    assert habits() == own
-    adopt(own)
-    elsewhere = server_arguments(encoder_decomposed().model, Precision.FP16, 1, elsewhere=True)
-    assert elsewhere["habits"] == replace(own, threads=0)  # it has other cores
 
 
 def test_workers_answer_as_the_emulator_does() -> None:
@@ -242,6 +227,7 @@ def test_a_run_with_killed_workers_ends_with_the_same_set(whole: Result, tmp_pat
     assert again.passed
 
 
+@pytest.mark.slow
 def test_ray_gives_the_same_set_when_an_actor_is_killed(
     whole: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

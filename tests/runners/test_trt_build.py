@@ -79,6 +79,7 @@ def test_fixtures_parse_with_the_plan_s_types_and_build(make: Callable[[], Fixtu
     check(fixture.model, fixture.inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [models.DETECTOR, models.RECOGNISER, models.CLASSIFIER], ids=lambda p: p.stem
 )

@@ -140,6 +140,7 @@ def rounded() -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_search_that_meets_such_draws_ends_with_a_plan(tmp_path: Path) -> None:
     """It said that there was none while ``verify`` of all pins held."""
     model, given = rounded()
