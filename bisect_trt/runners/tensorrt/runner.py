@@ -170,9 +170,9 @@ class TensorRTRunner:
     def _request(self, plan: PrecisionPlan, tensors: Sequence[str]) -> Iterator[EngineRequest]:
         """What to build, with the model's file as long as the block lasts."""
         model = self._written(plan)
-        with file_form(mark_outputs(model, tensors) if tensors else model) as form:
+        with file_form(mark_outputs(model, tensors) if tensors else model) as source:
             yield EngineRequest(
-                form.source,
+                source,
                 self._profile,
                 # A pin means FP32: TF32 stays off unless it is asked for.
                 tf32=plan.base is Precision.TF32,
@@ -229,8 +229,8 @@ class BuildOnlyRunner:
             RunnerFailedError: it does not build.
         """
         tf32 = plan.base is Precision.TF32
-        with file_form(to_typed(self._graph, plan)) as form:
-            request = EngineRequest(form.source, self._profile, tf32, values=self._values)
+        with file_form(to_typed(self._graph, plan)) as source:
+            request = EngineRequest(source, self._profile, tf32, values=self._values)
             self._worker.call("build", request, timeout_s=self._timeout_s)
         return iter(())
 
