@@ -13,10 +13,10 @@ from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision
 from bisect_trt.model.cautions import refused
 from bisect_trt.model.graph import Graph
+from bisect_trt.model.inputs import shared_placeholders
 from bisect_trt.model.precision_rules import is_standard
 from bisect_trt.model.shapes import Shape, shapes_of, with_shapes
 from bisect_trt.model.tensor_types import UNKNOWN, Scope, subgraphs
-from bisect_trt.model.tensor_values import shared_placeholders
 
 _BODIES = {"then_branch", "else_branch"}
 _RECURRENT = ("LSTM", "GRU")

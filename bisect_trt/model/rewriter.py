@@ -15,10 +15,11 @@ from onnx import AttributeProto
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph, drop_unread
+from bisect_trt.model.inputs import name_placeholder_dims
 from bisect_trt.model.layers import Kind, Role, node_names, role_of
 from bisect_trt.model.precision_rules import FLOAT
 from bisect_trt.model.tensor_types import Scope, subgraphs
-from bisect_trt.model.tensor_values import Constants, name_placeholder_dims, rounded_tensor
+from bisect_trt.model.tensor_values import Constants, rounded_tensor
 
 
 @dataclass
