@@ -204,9 +204,7 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
 
 
 def _written(problem: Problem, plan: PrecisionPlan) -> list[Check]:
-    """The two forms of weak typing, read back: they name the plan's pins, as TensorRT's parser
-    calls them.
-    """
+    """The two forms of weak typing, read back: they name the plan's pins."""
     checks, graph = [], problem.graph
     pins = plan.pinned if plan.base.is_storage else frozenset[str]()
     refused = ""
@@ -310,9 +308,7 @@ def _golden(problem: Problem, context: Context) -> list[Check]:
 
 
 def _judgements(context: Context, plan: PrecisionPlan) -> list[Check]:
-    """The engine decides where there is one; the emulators' word is then shown, but an engine may
-    do better than they say.
-    """
+    """Each runner's verdict; where there is an engine it alone decides."""
     emulators = (context.evaluator, context.second)
     if context.engine is None:
         return [_judged(evaluator.evaluate(plan), counts=True) for evaluator in emulators]
