@@ -64,7 +64,7 @@ def test_held_pins_are_held_on_the_engine_too(judged: Judged, robust: float) -> 
     fixture = encoder_decomposed()
     held = "/encoder/layers.0/attention/MatMul_1"
     engine = Engine(fixture, 1.2)
-    options = {"pin": f"^{held}$", "certify": "engine", "robust": robust}
+    options = {"keep_fp32": f"^{held}$", "certify": "engine", "robust": robust}
     result, _ = judged(fixture, engine, **options)
     assert result.passed and held in result.pinned and result.complete
     assert all(held in p.pinned for p in engine.built if p.base is Precision.FP16)
