@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -70,11 +69,11 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
                 with draft.open("wb") as stream:
                     write_model(model, stream)
                 return
-            side = f"{path.name}.data"
+            side, inside = f"{path.name}.data", _types_inside(model)
             with (draft.parent / side).open("wb") as stream:
 
                 def put(tensor: TensorProto) -> None:
-                    if size_of(tensor) < MAPPED_BYTES:
+                    if size_of(tensor) < MAPPED_BYTES or tensor.data_type in inside:
                         take_in(tensor)
                     else:
                         _spill(tensor, stream, side)
@@ -111,6 +110,17 @@ def moved(model: onnx.ModelProto, move: Callable[[TensorProto], None]) -> onnx.M
     for tensor in all_tensors(copy.graph):
         move(tensor)
     return copy
+
+
+def _types_inside(model: onnx.ModelProto) -> frozenset[int]:
+    """The element types whose values have to stay in the model itself: float64.
+
+    TensorRT's parser makes FP32 of float64 values, but not of what lies in a file ("Unexpected size
+    for the external weights", TensorRT for RTX 1.6.1.120). None where a message has no room.
+    """
+    doubles = (t for t in all_tensors(model.graph) if t.data_type == TensorProto.DOUBLE)
+    fits = 2 * sum(map(size_of, doubles)) < PROTOBUF_LIMIT
+    return frozenset({TensorProto.DOUBLE} if fits else ())
 
 
 def _spill(tensor: TensorProto, stream: IO[bytes], location: str) -> None:
@@ -193,40 +203,26 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
         )
 
 
-@dataclass(frozen=True)
-class FileForm:
-    """A model for TensorRT's parser: its bytes, or the path of a file.
-
-    ``key`` tells it from others by its content, which a path does not.
-    """
-
-    source: bytes | str
-    key: str
-
-
 @contextmanager
-def file_form(model: onnx.ModelProto) -> Iterator[FileForm]:
-    """``model`` as TensorRT's parser takes it, as long as the block lasts.
+def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
+    """``model`` as TensorRT's parser takes it, its bytes or a path, as long as the block lasts.
 
     Raises:
         MachineError: the scratch folder cannot be written.
     """
     if weights_size(model) < MOST_SENT:
-        content = moved(model, take_in).SerializeToString()
-        yield FileForm(content, hashlib.sha256(content).hexdigest())
+        yield moved(model, take_in).SerializeToString()
         return
     with ExitStack() as opened:
         scratch_file = _ScratchFile(opened, model)
+        inside = _types_inside(model)
         links: dict[str, str] = {}
-        key = hashlib.sha256()
 
         def put(tensor: TensorProto) -> None:
-            # Names of links tell nothing of the values: their places in the user's files do.
             place = place_of(tensor)
-            key.update(repr(place).encode())
-            if scratch_file.takes(tensor):
-                if place is None:
-                    key.update(b"".join(chunks_of(tensor)))
+            if tensor.data_type in inside:
+                take_in(tensor)
+            elif scratch_file.takes(tensor):
                 put_at(tensor, replace(scratch_file.move(tensor), path=_SPILLED))
             elif place is not None:
                 if place.path not in links:
@@ -234,11 +230,9 @@ def file_form(model: onnx.ModelProto) -> Iterator[FileForm]:
                     _link(Path(place.path), scratch_file.folder / links[place.path])
                 put_at(tensor, Place(links[place.path], place.offset, place.length))
 
-        content = moved(model, put).SerializeToString()
-        key.update(content)
         path = scratch_file.folder / "model.onnx"
-        path.write_bytes(content)
-        yield FileForm(str(path), key.hexdigest())
+        path.write_bytes(moved(model, put).SerializeToString())
+        yield str(path)
 
 
 class _ScratchFile:

@@ -11,8 +11,7 @@ from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 
 UNSUPPORTED = "unsupported"
-"""Among a runner's facts of a plan: the layers that it does not take at the plan's precision, where
-it could not execute the plan for their sake."""
+"""The key of a runner's facts for layers that it does not take at the plan's precision."""
 
 
 class Repeated(dict[str, NDArray[Any]]):
@@ -68,34 +67,6 @@ class Patient(Protocol):
     @property
     def timeout_s(self) -> float | None:
         """What is timed out may be answered by one that waits longer."""
-        ...
-
-
-@runtime_checkable
-class Anticipating(Runner, Protocol):
-    """A runner that can begin what will be asked of it.
-
-    ``builds_ahead`` is false where :meth:`build_ahead` does nothing.
-    """
-
-    @property
-    def builds_ahead(self) -> bool: ...
-
-    def build_ahead(
-        self,
-        plan: PrecisionPlan,
-        tensors: Sequence[str] = (),
-        copies: int = 1,
-        *,
-        spare: bool = False,
-    ) -> None:
-        """Begin to build what will be asked for soon, where that disturbs nothing."""
-        ...
-
-    def give_up(self, but: PrecisionPlan) -> None:
-        """Nothing that was begun and is not in use will be asked for, ``but`` one plan's
-        outputs.
-        """
         ...
 
 

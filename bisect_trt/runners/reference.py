@@ -20,7 +20,7 @@ from bisect_trt.model.graph import Graph, lookup_model
 from bisect_trt.model.layers import with_outputs, with_unique_names
 from bisect_trt.model.outputs import list_decisions
 from bisect_trt.model.subgraph import Extractor
-from bisect_trt.runners.concurrency import Headroom, Sessions, Turns
+from bisect_trt.runners.concurrency import Headroom, Turns
 from bisect_trt.runners.ort_session import reference_session, run_all, session_as_written
 
 
@@ -41,7 +41,6 @@ class Reference:
         self._decisions = list_decisions(graph.proto)
         self.turns = Turns(graph)
         self.is_large = self.turns.is_large
-        self.turns.introduce(self, Sessions.REFERENCE)
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
         self._room = Headroom(graph)
@@ -86,19 +85,16 @@ class Reference:
     def _open(self, graph: Graph) -> ort.InferenceSession:
         proto = graph.proto
         self.turns.take(self)
-        self.turns.make_room(Sessions.REFERENCE)
         named = [n.name for n in proto.graph.node if n.name]
         unique = len(set(named)) == len(named)
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
         proto = proto if unique else with_unique_names(proto)
-        session = reference_session(
+        return reference_session(
             with_outputs(proto, [d.tensor for d in self._decisions.values()]),
             self._where,
             quantised=graph.quantised,
             shares_weights=self.is_large,
         )
-        self.turns.trim()
-        return session
 
 
 class Lookups:
@@ -123,15 +119,15 @@ class Lookups:
         return run_all(self._session, sample.arrays, sample.name)
 
 
-_TOGETHER = 32
-"""So many tensors at most are in memory beside what the reference itself needs."""
+_RECORDED_TENSORS = 32
+"""What is recorded by one inference, to bound memory."""
 
 
 class Recorded:
     """Tensors of the FP32 reference by name, on one sample.
 
     ONNX Runtime runs the model as written, so that a tensor's value does not depend on what else is
-    recorded, and a piece that is fed with them gives the rest bit for bit.
+    recorded, and a subgraph that is fed with them gives the rest bit for bit.
     """
 
     def __init__(self, extractor: Extractor, sample: Sample, folder: Path) -> None:
@@ -149,8 +145,8 @@ class Recorded:
         wanted = list(names)
         given = self._sample.arrays
         missing = [n for n in wanted if n not in given and n not in self._files]
-        for start in range(0, len(missing), _TOGETHER):
-            self._record(missing[start : start + _TOGETHER])
+        for start in range(0, len(missing), _RECORDED_TENSORS):
+            self._record(missing[start : start + _RECORDED_TENSORS])
         return {n: given[n] if n in given else np.load(self._files[n]) for n in wanted}
 
     def _record(self, names: Sequence[str]) -> None:

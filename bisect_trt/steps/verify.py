@@ -1,9 +1,8 @@
-"""``verify``: does a plan still hold, for new weights or new inputs? One answer, made for release
-gates.
+"""``verify``: does a plan still hold, for new weights or new inputs? One answer, for release gates.
 
-The plan is executed by both emulators and, where one can run, by the engine; the typed model's
-types are checked against it, by ONNX's own inference and by TensorRT's parser where that is
-installed; and the forms in which older versions are told of the pins are read back.
+The plan is executed by both emulators and, where one can run, by the engine. The typed model's
+types are checked against it, and the forms in which older versions are told of the pins are read
+back.
 """
 
 from __future__ import annotations
@@ -61,6 +60,9 @@ from bisect_trt.steps.validation_inputs import VERIFYING, WANTED, planned_test
 _NO_SHAPE = "Field 'shape' of 'type' is required"
 PARSER = "bisect_trt.runners.tensorrt.worker:ParsingWorker"
 
+GOLDEN = "golden outputs"
+"""The check of the reference, not of the plan."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -71,134 +73,6 @@ class Check:
     what: str
     validation: bool | None
     detail: str
-
-
-def check_forms(problem: Problem, plan: PrecisionPlan) -> list[Check]:
-    """Whether each form in which a runtime is told of ``plan`` says what it says."""
-    return [_typed(problem.graph, plan), _parsed(problem, plan), *_written(problem, plan)]
-
-
-def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
-    """The typed ONNX by ONNX's own type inference: pinned layers FLOAT, reduced ones reduced."""
-    what = "typed ONNX"
-    if not plan.base.is_storage:
-        return Check(what, None, f"{plan.base.value.upper()} is no type but a switch of the engine")
-    typed = to_typed(graph, plan)
-    complaint = _complaint(typed)
-    if complaint and not _complaint(graph.proto):
-        return Check(what, False, f"ONNX's own check refuses it: {complaint}")
-    scope = infer_types(typed)
-    made_by = {node.name: node for node in typed.graph.node}
-    wrong, counts = [], {TensorProto.FLOAT: 0, STORAGE_TYPE[plan.base]: 0}
-    for layer in graph.layers_at(plan.base):
-        if layer.name not in made_by:
-            continue
-        wanted = TensorProto.FLOAT if layer.name in plan.pinned else STORAGE_TYPE[plan.base]
-        made, role = made_by[layer.name], graph.role(layer.index, plan.base)
-        found = [scope.type_of(made.output[slot]) for slot in role.reduced_out]
-        if any(t in counts and t != wanted for t in found):
-            wrong.append(layer.name)
-        counts[wanted] += 1
-    if wrong:
-        return Check(what, False, f"layer {wrong[0]!r} has another type than the plan says")
-    kept, reduced = counts[TensorProto.FLOAT], counts[STORAGE_TYPE[plan.base]]
-    said = f"{counted(kept, 'layer')} FLOAT, {reduced} {plan.base.value.upper()}"
-    if complaint:
-        said += f"; ONNX's own check refuses it as it does the source model ({complaint})"
-    return Check(what, True, said)
-
-
-def _complaint(model: onnx.ModelProto) -> str:
-    """What ONNX's own check, with its type inference, says against ``model``; empty for nothing.
-
-    An output without a declared shape is legal for every runtime, and no complaint.
-    """
-    model = skeleton(model)  # weights may be too many for ONNX's own tools
-    try:
-        onnx.checker.check_model(model)
-    except Exception as error:  # the library has its own classes for each of its checks
-        if _NO_SHAPE not in str(error):
-            return one_line(error, 160)
-    try:
-        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
-    except Exception as error:
-        return one_line(error, 160)
-    return ""
-
-
-def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
-    """The types that TensorRT's own parser gives the layers; needs no GPU."""
-    what, graph, settings = "TensorRT's parser", problem.graph, problem.settings
-    module = installed_module(settings.trt_module)
-    if module is None:
-        return Check(what, None, "TensorRT is not installed here")
-    if not plan.base.is_storage:
-        return Check(what, None, f"{plan.base.value.upper()} is no type")
-    layers = graph.layers
-    producers = {tensor: layer.name for layer in layers for tensor in layer.outputs}
-    profile = profile_of(graph.proto, problem.samples, settings.profiles)
-    values = values_of(problem.samples)
-
-    def types_of(worker: IsolatedWorker, model: onnx.ModelProto) -> dict[str, Sequence[str]]:
-        with file_form(model) as form:
-            request = EngineRequest(
-                form.source, profile, False, producers=producers, values=values, key=form.key
-            )
-            found: dict[str, Sequence[str]] = worker.call(
-                "types", request, timeout_s=settings.evaluation_timeout_s
-            )
-            return found
-
-    with IsolatedWorker(PARSER, {"module": module}) as worker:
-        try:
-            types = types_of(worker, to_typed(graph, plan))
-        except RunnerUnavailableError as error:
-            return Check(what, None, one_line(error, 120))
-        except RunnerFailedError as error:
-            said = one_line(error, 200)
-            try:
-                types_of(worker, graph.proto)
-            except RunnerFailedError:  # the fault is not the plan's
-                return Check(what, None, f"it does not take the source model either: {said}")
-            return Check(what, False, said)
-    wrong = dishonoured_after_parsing(layers, plan, types)
-    if wrong:
-        return Check(what, False, wrong[0].message)
-    seen = sum(layer.name in types for layer in layers)
-    return Check(what, True, f"{seen} of {len(layers)} layers seen, each of the plan's type")
-
-
-def _written(problem: Problem, plan: PrecisionPlan) -> list[Check]:
-    """The two forms of weak typing, read back: the pins they name are the plan's, as TensorRT's
-    parser calls them.
-    """
-    checks, graph = [], problem.graph
-    if problem.lifted:
-        said = "the source is reduced already: weak typing cannot keep its layers in FP32"
-        return [Check(what, None, said) for what in ("trtexec arguments", "polygraphy script")]
-    pins = plan.pinned if plan.base.is_storage else frozenset[str]()
-    for what, write, read in (
-        ("trtexec arguments", trtexec_arguments, pins_of_trtexec),
-        ("polygraphy script", polygraphy_script, pins_of_script),
-    ):
-        if pins and problem.model.written_out:
-            checks.append(Check(what, None, OF_FUNCTIONS))
-            continue
-        try:
-            found = read(write(graph, replace(plan, pinned=pins, held=frozenset())))
-            expected = frozenset(names_in_tensorrt(graph, pins).values())
-        except BadInputError as error:
-            checks.append(Check(what, None, one_line(error, 160)))
-            continue
-        validation = found == expected
-        said = f"names {counted(len(found), 'pin')}"
-        detail = said if validation else f"{said}, the plan has {len(pins)}"
-        checks.append(Check(what, validation, detail))
-    return checks
-
-
-GOLDEN = "golden outputs"
-"""The check of the reference, not of the plan."""
 
 
 @dataclass(frozen=True)
@@ -227,21 +101,132 @@ class Verification:
 
     def as_json(self) -> dict[str, Any]:
         """The answer for machines."""
+        validation = None
+        if self.validation is not None:
+            validation = {n: v for n, v in asdict(self.validation).items() if n != "copies"}
         return {
             "passed": self.passed,
             "model": self.model,
             "plan": {"base": self.plan.base.value, "pinned": sorted(self.plan.pinned)},
             "requirements": list(self.requirements),
             "checks": [vars(c) for c in self.checks],
-            "validation": self._validation_json(),
+            "validation": validation,
             "verdict": word_of(self.validation),
             "notes": list(self.notes),
         }
 
-    def _validation_json(self) -> dict[str, Any] | None:
-        if self.validation is None:
-            return None
-        return {name: value for name, value in asdict(self.validation).items() if name != "copies"}
+
+def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
+    """The typed ONNX by ONNX's own type inference: pinned layers FLOAT, reduced ones reduced."""
+    what = "typed ONNX"
+    if not plan.base.is_storage:
+        return Check(what, None, f"{plan.base.value.upper()} is no type but a switch of the engine")
+    typed = to_typed(graph, plan)
+    complaint = _complaint(typed)
+    if complaint and not _complaint(graph.proto):
+        return Check(what, False, f"ONNX's own check refuses it: {complaint}")
+    scope, reduced_type = infer_types(typed), STORAGE_TYPE[plan.base]
+    made_by = {node.name: node for node in typed.graph.node}
+    counts = {TensorProto.FLOAT: 0, reduced_type: 0}
+    for layer in graph.layers_at(plan.base):
+        if layer.name not in made_by:
+            continue
+        wanted = TensorProto.FLOAT if layer.name in plan.pinned else reduced_type
+        made, role = made_by[layer.name], graph.role(layer.index, plan.base)
+        found = [scope.type_of(made.output[slot]) for slot in role.reduced_out]
+        if any(t in counts and t != wanted for t in found):
+            said = f"layer {layer.name!r} has another type than the plan says"
+            return Check(what, False, said)
+        counts[wanted] += 1
+    kept = counted(counts[TensorProto.FLOAT], "layer")
+    said = f"{kept} FLOAT, {counts[reduced_type]} {plan.base.value.upper()}"
+    if complaint:
+        said += f"; ONNX's own check refuses it as it does the source model ({complaint})"
+    return Check(what, True, said)
+
+
+def _complaint(model: onnx.ModelProto) -> str:
+    """What ONNX's own check says against ``model``; empty for nothing."""
+    model = skeleton(model)  # weights may be too many for ONNX's own tools
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:  # the library has its own classes for each of its checks
+        if _NO_SHAPE not in str(error):  # which every runtime takes
+            return one_line(error, 160)
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    except Exception as error:
+        return one_line(error, 160)
+    return ""
+
+
+def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
+    """The types that TensorRT's own parser gives the layers; needs no GPU."""
+    what, graph, settings = "TensorRT's parser", problem.graph, problem.settings
+    module = installed_module(settings.trt_module)
+    if module is None:
+        return Check(what, None, "TensorRT is not installed here")
+    if not plan.base.is_storage:
+        return Check(what, None, f"{plan.base.value.upper()} is no type")
+    layers = graph.layers
+    producers = {tensor: layer.name for layer in layers for tensor in layer.outputs}
+    profile = profile_of(graph.proto, problem.samples, settings.profiles)
+    values = values_of(problem.samples)
+
+    def types_of(worker: IsolatedWorker, model: onnx.ModelProto) -> dict[str, Sequence[str]]:
+        with file_form(model) as source:
+            request = EngineRequest(source, profile, False, producers=producers, values=values)
+            found: dict[str, Sequence[str]] = worker.call(
+                "types", request, timeout_s=settings.evaluation_timeout_s
+            )
+            return found
+
+    with IsolatedWorker(PARSER, {"module": module}) as worker:
+        try:
+            types = types_of(worker, to_typed(graph, plan))
+        except RunnerUnavailableError as error:
+            return Check(what, None, one_line(error, 120))
+        except RunnerFailedError as error:
+            said = one_line(error, 200)
+            try:
+                types_of(worker, graph.proto)
+            except RunnerFailedError:  # the fault is not the plan's
+                return Check(what, None, f"it does not take the source model either: {said}")
+            return Check(what, False, said)
+    wrong = dishonoured_after_parsing(layers, plan, types)
+    if wrong:
+        return Check(what, False, wrong[0].message)
+    seen = sum(layer.name in types for layer in layers)
+    return Check(what, True, f"{seen} of {len(layers)} layers seen, each of the plan's type")
+
+
+def _written(problem: Problem, plan: PrecisionPlan) -> list[Check]:
+    """The two forms of weak typing, read back: they name the plan's pins."""
+    checks, graph = [], problem.graph
+    pins = plan.pinned if plan.base.is_storage else frozenset[str]()
+    refused = ""
+    if problem.lifted:
+        refused = "the source is reduced already: weak typing cannot keep its layers in FP32"
+    elif pins and problem.model.written_out:
+        refused = OF_FUNCTIONS
+    for what, write, read in (
+        ("trtexec arguments", trtexec_arguments, pins_of_trtexec),
+        ("polygraphy script", polygraphy_script, pins_of_script),
+    ):
+        if refused:
+            checks.append(Check(what, None, refused))
+            continue
+        try:
+            found = read(write(graph, replace(plan, pinned=pins, held=frozenset())))
+            expected = frozenset(names_in_tensorrt(graph, pins).values())
+        except BadInputError as error:
+            checks.append(Check(what, None, one_line(error, 160)))
+            continue
+        said = f"names {counted(len(found), 'pin')}"
+        if found != expected:
+            said += f", the plan has {len(pins)}"
+        checks.append(Check(what, found == expected, said))
+    return checks
 
 
 @within_threads
@@ -271,27 +256,29 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         if settings.augmented != "auto":  # kinds that were named and make none are refused now
             next(augmented(problem, context, SEARCH_STREAM, 1), None)
             context.augmented_of(SEARCH_STREAM).clear()  # no search has it
-        # Before the emulators have sessions: of many nodes ONNX's own checks take as much as one.
-        forms = check_forms(problem, saved.plan)
-        checks = [*_golden(problem, context), *_judgements(context, saved.plan), *forms]
+        plan = saved.plan
+        checks = [
+            *_golden(problem, context),
+            *_judgements(context, plan),
+            _typed(problem.graph, plan),
+            _parsed(problem, plan),
+            *_written(problem, plan),
+        ]
         others = (PrecisionPlan(Precision.FP32), problem.base)
-        evaluations = [context.evaluator.evaluate(plan) for plan in (saved.plan, *others)]
+        evaluations = [context.evaluator.evaluate(one) for one in (plan, *others)]
         context.pace.took(quickest_s(evaluations, len(problem.samples)))
         test = planned_test(problem, VERIFYING, context.pace.usual_seconds, last=True)
-        validation = validate(problem, context, context.judges, saved.plan, test)
-        validation = replace(validation, fitted=saved.fitted)
-        # What was said when it was loaded is not in the answer: a plan of a model that is reduced
-        # already holds whatever is wrong with it.
-        notes = [f.message for f in problem.findings if f.kind == "copies" or f.weighty]
+        validation = validate(problem, context, context.judges, plan, test)
         return Verification(
-            saved.plan,
-            checks,
-            problem.requirements.texts,
-            validation,
-            notes,
-            problem.model.name,
-            context.folder,
-            time.perf_counter() - began,
+            plan=plan,
+            checks=checks,
+            requirements=problem.requirements.texts,
+            validation=replace(validation, fitted=saved.fitted),
+            # A plan of a model that is reduced already holds whatever is wrong with it.
+            notes=[f.message for f in problem.findings if f.kind == "copies" or f.weighty],
+            model=problem.model.name,
+            folder=context.folder,
+            seconds=time.perf_counter() - began,
         )
 
 
@@ -318,9 +305,7 @@ def _golden(problem: Problem, context: Context) -> list[Check]:
 
 
 def _judgements(context: Context, plan: PrecisionPlan) -> list[Check]:
-    """The engine decides where there is one; the emulators' word is then shown, but an engine may
-    do better than they say.
-    """
+    """Each runner's verdict; where there is an engine it alone decides."""
     emulators = (context.evaluator, context.second)
     if context.engine is None:
         return [_judged(evaluator.evaluate(plan), counts=True) for evaluator in emulators]

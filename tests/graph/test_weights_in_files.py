@@ -21,7 +21,6 @@ from bisect_trt.model.load import load_model
 from bisect_trt.model.save import file_form, save_model, weights_size, write_model
 from bisect_trt.model.tensor_values import array_of, place_of
 from bisect_trt.model.typed import mark_outputs, to_typed
-from bisect_trt.reduction.reduce import kept_apart, with_seeded_weights
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.second_emulator import WholeModelRunner
@@ -138,7 +137,7 @@ def test_every_emulator_gives_what_it_gives_from_memory(path: Path) -> None:
         for pair in (runners, wholes, [WholeModelRunner(graphs[0]), wholes[1]]):
             one, other = (next(iter(r.outputs(plan, [sample])))["y"] for r in pair)
             assert np.array_equal(one, other)
-        one, other = (r.outputs_by_node(plan, sample, rtx_sums=False)["y"] for r in runners)
+        one, other = (r.outputs_by_node(plan, sample)["y"] for r in runners)
         assert np.array_equal(one, other)
 
 
@@ -161,12 +160,11 @@ def test_an_engine_s_parser_is_given_links_and_only_what_is_new(
 ) -> None:
     monkeypatch.setattr(save, "MOST_SENT", 0)
     model = load_model(path).proto
-    keys = set()
     for plan in (PINNED, PrecisionPlan(Precision.FP16)):
         typed = to_typed(model, plan)
-        with file_form(typed) as form:
-            assert isinstance(form.source, str)
-            folder = Path(form.source).parent
+        with file_form(typed) as source:
+            assert isinstance(source, str)
+            folder = Path(source).parent
             links = [p for p in folder.iterdir() if p.is_symlink()]
             assert [os.path.realpath(p) for p in links] == [
                 os.path.realpath(path.parent / "m.data")
@@ -177,25 +175,15 @@ def test_an_engine_s_parser_is_given_links_and_only_what_is_new(
                 content = link.read_bytes()
                 link.unlink()
                 link.write_bytes(content)
-            assert same(onnx.load(form.source), to_typed(onnx.load(path), plan))
-            keys.add(form.key)
+            assert same(onnx.load(source), to_typed(onnx.load(path), plan))
         assert not folder.exists()
-        with file_form(typed) as form:
-            assert form.key in keys  # the folder's name is another, the model is the same
-    assert len(keys) == 2
 
 
-def test_marks_and_seeded_weights_need_no_copy(path: Path) -> None:
+def test_marks_need_no_copy(path: Path) -> None:
     model = load_model(path).proto
     marked = mark_outputs(model, ["a"])
     assert [o.name for o in marked.graph.output] == ["y", "a"]
     assert len(marked.SerializeToString()) < IN_BODY
-    copied, seeded = with_seeded_weights(model)
-    assert [s.name for s in seeded] == ["raw", "listed"]
-    assert kept_apart(model, (), "weights.bin") == (model, ())  # nothing is read
-    apart, _ = kept_apart(copied, seeded, "weights.bin")
-    places = {p.path for t in apart.graph.initializer if (p := place_of(t)) is not None}
-    assert places == {"weights.bin"}
 
 
 def test_a_link_to_a_model_has_the_weights_beside_the_model(path: Path, tmp_path: Path) -> None:
