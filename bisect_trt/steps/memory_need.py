@@ -22,9 +22,6 @@ from bisect_trt.settings import Settings
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_COUNTED_INPUTS = 4
-"""Inputs may differ in size; so many of them stand for all."""
-
 _VALUE_S = 1e-9
 _PRODUCT_S = 1e-11
 _NODE_S = 6e-6
@@ -42,7 +39,6 @@ _NODE_BYTES = 75_000
 _STORES_BYTES = 256 << 20
 """Activations at cuts and copies of inputs that are kept; full after some tens of inferences."""
 
-_INFERENCES_STORED = 40
 _ACTIVATIONS_HELD = 4
 """Inferences at a time: two emulators' beside a reference, and what compares them."""
 
@@ -53,7 +49,8 @@ _INSIDE_HELD = 2
 
 def usual_seconds(graph: Graph, samples: Sequence[Sample]) -> float:
     """About what one emulated inference takes on two cores, the same on every machine."""
-    chosen = [sample.shapes for sample in evenly(samples, _COUNTED_INPUTS)]
+    # Inputs may differ in size; four stand for all.
+    chosen = [sample.shapes for sample in evenly(samples, 4)]
     # Mostly all are of one size: a graph of thousands of nodes takes a while to count.
     counts = Counter(tuple(sorted(shapes.items())) for shapes in chosen)
     seconds = sum(count * _seconds_on(graph, dict(shapes)) for shapes, count in counts.items())
@@ -91,7 +88,7 @@ class Need:
             + _WEIGHTS_HELD * self.weights
             + _INSIDE_HELD * self.inside
             + _ACTIVATIONS_HELD * self.activations
-            + min(_STORES_BYTES, _INFERENCES_STORED * self.activations)
+            + min(_STORES_BYTES, 40 * self.activations)
         )
         return (1 + self.workers) * each
 
