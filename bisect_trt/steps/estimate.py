@@ -37,7 +37,7 @@ from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.samples import augmented, movable, perturbs, wants_augmented
 from bisect_trt.steps.search_set import search_copies
 from bisect_trt.steps.select_robust import MOST_SHRUNK, SHRINK_EVALUATIONS
-from bisect_trt.steps.sensitivity import affordable, time_allowed
+from bisect_trt.steps.sensitivity import affordable
 from bisect_trt.steps.tradeoff import tradeoff_size
 from bisect_trt.steps.validation_inputs import planned_test, set_size, spared
 
@@ -238,7 +238,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         + work.emulations * timed.emulated
         + work.copied * (timed.made + timed.emulated)
         + work.second_asked * timed.second
-        + min(rows_s, time_allowed(rows_s))
+        + rows_s
     )
     allowed = math.inf if settings.budget is None else 60.0 * settings.budget
     return Estimate(

@@ -22,7 +22,6 @@ from bisect_trt.base.limits import (
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.inputs.arrays import bytes_inside, headers_of
 from bisect_trt.inputs.files import find_files, is_loader
-from bisect_trt.inputs.perturbations import LARGE_ARRAY
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import InputSpec
 from bisect_trt.model.phrases import shares_sessions
@@ -45,10 +44,11 @@ _A_VALUE, _A_PRODUCT, _A_NODE = 1e-9, 1e-11, 6e-6
 """Seconds on two cores: 26.7 ms of 33 for an OCR detector at 192 by 320, 4.5 of 3.5 for UniMatch,
 0.47 of 0.47 for an encoder of 75 nodes. A power of two would do."""
 
+LARGE_INPUT_VALUES = 4 << 20
+
 _A_LARGE_INPUTS_VALUE = 4e-8
-"""Seconds for each value of an input beyond ``LARGE_ARRAY``: in a draw a copy of it is made three
-times, hashed and run, in memory that the system has to clear. Of an input of 128 MB and four nodes
-80 copies of a kind were to be made, and eight minutes did not do for a run."""
+"""Seconds for each value of an input beyond these: a copy of it is made three times, hashed and
+run, in memory that the system has to clear."""
 
 
 def usual_seconds(graph: Graph, samples: Sequence[Sample]) -> float:
@@ -63,7 +63,7 @@ def usual_seconds(graph: Graph, samples: Sequence[Sample]) -> float:
 def usual_seconds_on(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> float:
     """As :func:`usual_seconds`, on inputs of such shapes."""
     work = inference_work(graph, shapes)
-    beyond = sum(max(0, math.prod(shape) - LARGE_ARRAY) for shape in shapes.values())
+    beyond = sum(max(0, math.prod(shape) - LARGE_INPUT_VALUES) for shape in shapes.values())
     counted = _A_VALUE * work.values + _A_PRODUCT * work.products + _A_NODE * work.nodes
     return counted + _A_LARGE_INPUTS_VALUE * beyond
 
