@@ -89,7 +89,7 @@ class Belief:
         return self._weighed(self.hypotheses.log_hazard[:, at])
 
     def pass_probability(self, start: int, stop: int, fails_at: int | None = None) -> float:
-        """The probability that no culprit is in ``start`` to ``stop``, but one before ``fails_at``."""
+        """The probability of no culprit from ``start`` to ``stop``, but one before ``fails_at``."""
         s, weight = self.hypotheses.log_survival, np.exp(self.log_weight)
         survives = np.exp(s[:, stop] - s[:, start])
         if fails_at is None:

@@ -41,7 +41,7 @@ def shortest_prefix(
 def longer(strength: Sequence[float], length: int, share: float, more: int = 1) -> int:
     """How many of the ranking to go on with after the first ``length`` were refused.
 
-    As :func:`grown` says, but twice as many at most: it tells only about what layers leave together.
+    As :func:`grown` says, but twice as many at most: what layers leave together is a guess.
     """
     enough = min(grown(strength, length, share), 2 * length)
     return min(len(strength), max(math.ceil(1.1 * length), length + more, enough))
