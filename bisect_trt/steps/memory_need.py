@@ -13,7 +13,6 @@ from bisect_trt.base.limits import in_words, room_bytes, thread_count
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.inputs.arrays import bytes_inside, headers_of
 from bisect_trt.inputs.files import find_files, is_loader
-from bisect_trt.inputs.perturbations import LARGE_ARRAY
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import InputSpec
 from bisect_trt.model.save import held_size, weights_size
@@ -27,8 +26,10 @@ _PRODUCT_S = 1e-11
 _NODE_S = 6e-6
 """Seconds on two cores for each value made, product added up and node run; within a factor of 2."""
 
+LARGE_INPUT_VALUES = 4 << 20
+
 _COPIED_VALUE_S = 4e-8
-"""Seconds for each value of an input beyond ``LARGE_ARRAY``: perturbed inputs copy and hash it."""
+"""Seconds for each value of an input beyond these: perturbed inputs copy and hash it."""
 
 PROCESS = 200_000_000
 """Bytes that this program and its libraries take by themselves."""
@@ -59,7 +60,7 @@ def usual_seconds(graph: Graph, samples: Sequence[Sample]) -> float:
 
 def _seconds_on(graph: Graph, shapes: Shapes) -> float:
     work = inference_work(graph, shapes)
-    beyond = sum(max(0, math.prod(shape) - LARGE_ARRAY) for shape in shapes.values())
+    beyond = sum(max(0, math.prod(shape) - LARGE_INPUT_VALUES) for shape in shapes.values())
     counted = _VALUE_S * work.values + _PRODUCT_S * work.products + _NODE_S * work.nodes
     return counted + _COPIED_VALUE_S * beyond
 
