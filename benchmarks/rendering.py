@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks.common import RESULTS, machine
-from bisect_trt.report.page import as_html
+from bisect_trt.report.html import as_html
 from tests.report.synthetic import synthetic_result
 
 SIZES = (200, 2_000, 20_000)

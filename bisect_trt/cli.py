@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,10 @@ from bisect_trt.model.save import check_target, save_model, save_text
 from bisect_trt.model.typed import mark_outputs, select_tensors, to_typed, with_ranks
 from bisect_trt.model.weak_typing import OF_FUNCTIONS, polygraphy_script, trtexec_arguments
 from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, run
-from bisect_trt.reduction.reduce import Reduced
-from bisect_trt.reduction.reduce_model import result_folder
+from bisect_trt.reduction.reduce import Reduced, result_folder
+from bisect_trt.report import terminal
 from bisect_trt.report.diff import as_page, diff_record, diff_runs, write_diff
-from bisect_trt.report.exits import (
-    ENGINE_PRECISION,
-    JSON,
-    MODEL,
-    PLAN,
-    PRECISION,
-    QUIET,
-    InputsCommand,
-    NamedPath,
-    ended_by,
-    guarded,
-    output,
-    run_options,
-    settings_options,
-)
+from bisect_trt.report.exits import Command, ended_by, guarded, output
 from bisect_trt.report.files import to_json, write_documents, write_verification
 from bisect_trt.report.gate import (
     PROJECT_FILE,
@@ -53,26 +40,152 @@ from bisect_trt.report.gate import (
 )
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.reduced import as_record, cures_as_json
-from bisect_trt.report.terminal import (
-    ProgressObserver,
-    print_comparison,
-    print_cures,
-    print_inspection,
-    print_page,
-    print_reduced,
-    print_verdict,
-    print_verification,
-    progress,
-    screen,
-)
 from bisect_trt.runners.doctor import examine
-from bisect_trt.settings import Settings
+from bisect_trt.settings import FORMER, Option, Settings, options
 from bisect_trt.steps.estimate import estimate
 from bisect_trt.steps.open_runners import idle_options
 from bisect_trt.steps.run_folder import held_folder
 from bisect_trt.steps.saved_plan import read_plan
 from bisect_trt.steps.verify import verify
 from bisect_trt.version import __version__
+
+
+class NamedPath(click.Path):
+    """A path that has a name: an empty one would be the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+MODEL = click.argument("model", type=NamedPath())
+INPUT = click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    required=True,
+    help="A file (.npz, .npy, polygraphy's .json), folder, glob or MODULE:FUNCTION. Repeatable.",
+)
+
+PRECISION = click.option(
+    "--precision",
+    type=click.Choice(options()["precision"].choices),
+    default="fp16",
+    show_default=True,
+    help=options()["precision"].help,
+)
+ENGINE_PRECISION = click.option(
+    "--precision",
+    type=click.Choice([p.value for p in Precision]),
+    default="fp32",
+    show_default=True,
+    help="What the engine runs in.",
+)
+PLAN = click.option(
+    "--plan",
+    "plan_path",
+    type=NamedPath(),
+    required=True,
+    help="The plan.json that a run wrote.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+
+
+def settings_options(command: str) -> Callable[[Command], Command]:
+    """MODEL, ``--input`` and the options of :class:`Settings` that ``command`` takes."""
+
+    def decorate(function: Command) -> Command:
+        return MODEL(INPUT(_with_options(function, command)))
+
+    return decorate
+
+
+def _with_options(function: Command, command: str, without: str = "") -> Command:
+    for name, its in reversed(options().items()):
+        if command in its.commands and name != without:
+            default = Settings.__dataclass_fields__[name].default
+            text = its.help_of.get(command, its.help)
+            function = _click_option(name, its, text, default)(function)
+    return function
+
+
+def _click_option(name: str, its: Option, text: str, default: Any) -> Callable[[Command], Command]:
+    """A field of the settings as click has it."""
+    if its.kind is bool:
+        return click.option(its.flag, name, is_flag=True, default=default, help=text)
+    kind: Any = None
+    if its.choices:
+        kind = click.Choice(its.choices)
+    elif its.kind is Path:
+        kind = NamedPath()
+    elif its.kind is int:
+        kind = click.IntRange(min=None if its.least is None else int(its.least))
+    elif its.kind is float:
+        kind = click.FloatRange(min=its.least, max=its.most, min_open=its.above)
+    # What another default takes the place of is not shown as one.
+    shown = "default" not in text.lower() and default not in (None, ())
+    return click.option(
+        its.flag,
+        name,
+        type=kind,
+        multiple=its.repeatable,
+        default=str(default) if its.kind is Precision else default,
+        show_default=shown,
+        help=f"{text} Repeatable." if its.repeatable else text,
+        metavar=its.metavar,
+    )
+
+
+def in_todays_words(args: Sequence[str]) -> list[str]:
+    """``args`` with today's options for those of older versions."""
+    today, former = [], ""
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        if former:
+            today.append(FORMER[former][1](arg))
+            former = ""
+        elif flag in FORMER:
+            name, translated = FORMER[flag]
+            today.append(f"{name}={translated(value)}" if equals else name)
+            former = "" if equals else flag
+        else:
+            today.append(arg)
+    return today
+
+
+class InputsCommand(click.Command):
+    """A command with ``--input``, which also takes the options' former names."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's, with a hint where a shell made several words of a pattern."""
+        args = in_todays_words(args)
+        given = [o for o in ("--input", "--holdout") if any(word.startswith(o) for word in args)]
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if type(error) is click.UsageError and given and "extra argument" in error.message:
+                words = (
+                    f"{error.message}. Each {' and each '.join(given)} is one file, folder or "
+                    "pattern: put a pattern into quotes ('data/*.npz'), or the shell makes "
+                    "several words of it"
+                )
+                raise click.UsageError(words, ctx) from error
+            raise
+
+
+def _say_json(record: Any) -> None:
+    with output():
+        click.echo(to_json(record))
+
+
+def _say(show: Callable[..., None], *found: Any) -> None:
+    with output():
+        show(terminal.screen(), *found)
 
 
 @click.command("reduce", cls=InputsCommand)
@@ -95,13 +208,12 @@ def reduce_command(
     write a reproducer. Exit code 1 if the whole is not bad.
     """
     settings, made_by = Settings(**chosen), shlex.join(["bisect-trt", *sys.argv[1:]])
-    with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
+    with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         found = reduce(settings, Precision(precision), check, made_by, observer)
-    with output():
-        if as_json:
-            click.echo(to_json(as_record(found)))
-        elif not quiet:
-            print_reduced(screen(), found, result_folder(settings, REDUCED))
+    if as_json:
+        _say_json(as_record(found))
+    elif not quiet:
+        _say(terminal.print_reduced, found, result_folder(settings, REDUCED))
     return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
 
 
@@ -124,13 +236,12 @@ def cure_command(
     the model to ship. Exit code 1 if nothing does.
     """
     settings = Settings(**chosen)
-    with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
+    with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         cures = cure(settings, Precision(precision), subgraph, observer)
-    with output():
-        if as_json:
-            click.echo(to_json(cures_as_json(cures)))
-        elif not quiet:
-            print_cures(screen(), cures, result_folder(settings, CURED))
+    if as_json:
+        _say_json(cures_as_json(cures))
+    elif not quiet:
+        _say(terminal.print_cures, cures, result_folder(settings, CURED))
     return EXIT_NOT_MET if cures.needed and cures.smallest is None else EXIT_OK
 
 
@@ -139,7 +250,7 @@ def cure_command(
 @guarded
 def doctor_command(as_json: bool) -> int:
     """What is installed, which runners work here and why not."""
-    with progress() as observer:
+    with terminal.progress() as observer:
         observer.step("doctor")
         checks = examine()
     with output():
@@ -152,6 +263,11 @@ def doctor_command(as_json: bool) -> int:
     return 0
 
 
+def gate_options(function: Command) -> Command:
+    """The options of ``run`` but for those that say on what and where to."""
+    return _with_options(function, "run", without="out")
+
+
 @click.command("gate", cls=InputsCommand)
 @click.option(
     "--config",
@@ -161,7 +277,7 @@ def doctor_command(as_json: bool) -> int:
     help="The models and what each is asked.",
 )
 @click.option("--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
-@run_options
+@gate_options
 @click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
 @JSON
 @QUIET
@@ -169,7 +285,7 @@ def doctor_command(as_json: bool) -> int:
 def gate_command(
     config: Path, out: Path | None, verbose: bool, as_json: bool, quiet: bool, **chosen: Any
 ) -> int:
-    """Run every model of bisect.toml and write one table, index.html and junit.xml. What is known
+    """Run every model of bisect.toml and write one table, gate.md and junit.xml. What is known
     from before is not run again. Options of run override the file.
     """
     source = click.get_current_context().get_parameter_source
@@ -181,7 +297,7 @@ def gate_command(
     gate = Gate(project.out, (), len(project.runs))
     with held_folder(project.out):
         for name, settings in project.runs.items():
-            with progress(
+            with terminal.progress(
                 quiet=quiet, verbose=verbose, budget=settings.budget, subject=name
             ) as observer:
                 entry = _entry(name, settings, observer)
@@ -191,12 +307,12 @@ def gate_command(
         if as_json:
             click.echo(to_json(gate_record(gate)))
         elif not quiet:
-            print_page(screen(), gate_page(gate))
-            click.echo(f"page: {project.out}/index.html")
+            terminal.print_page(terminal.screen(), gate_page(gate))
+            click.echo(f"table: {project.out}/gate.md")
     return gate.exit_code
 
 
-def _entry(name: str, settings: Settings, observer: ProgressObserver) -> Entry:
+def _entry(name: str, settings: Settings, observer: terminal.ProgressObserver) -> Entry:
     try:
         result = run(settings, observer)
     except Exception as error:  # no model's error is another's, whoever's mistake it is
@@ -214,16 +330,16 @@ def _entry(name: str, settings: Settings, observer: ProgressObserver) -> Entry:
 @guarded
 def inspect_command(model: Path, precision: str, as_json: bool) -> int:
     """Layers, patterns, suspects and advice about the opset, without running anything."""
-    with progress() as observer:
+    with terminal.progress() as observer:
         observer.step("load")
         loaded = load_model(model)
         observer.step("inspect")
         inspection = inspect_model(loaded, Precision(precision))
         observer.step("write")  # a table of 60,000 rows takes longer than what is in it
-        console = screen()
+        console = terminal.screen()
         with console.capture() as printed:
             if not as_json:
-                print_inspection(console, inspection)
+                terminal.print_inspection(console, inspection)
         text = to_json(inspection.as_json()) + "\n" if as_json else printed.get()
     with output():
         click.echo(text, nl=False)
@@ -247,7 +363,7 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
     """Write the model with inner tensors as further outputs, to look inside with any runner. On an
     engine each breaks fusions, so its numbers change.
     """
-    with progress() as observer:
+    with terminal.progress() as observer:
         observer.step("load")
         loaded = load_model(model)
         check_target(target, loaded)
@@ -287,7 +403,7 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
 def export_command(model: Path, plan_path: Path, form: str, target: Path | None) -> int:
     """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
     saved = read_plan(plan_path)
-    with progress() as observer:
+    with terminal.progress() as observer:
         observer.step("load")
         source = load_source(model)
         loaded, plan, graph = source.model, saved.plan, source.graph
@@ -339,7 +455,7 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
     """
     settings = Settings(**chosen)
     if dry_run:
-        with progress(quiet=quiet) as observer:
+        with terminal.progress(quiet=quiet) as observer:
             price = estimate(settings, observer)
         with output():
             click.echo(to_json(vars(price)) if as_json else price.sentence)
@@ -348,13 +464,12 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
             if settings.runner == "emulated" and not as_json and (idle := idle_options(settings)):
                 click.echo(f"note: {idle}")
         return 0
-    with progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
+    with terminal.progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
         result = run(settings, observer)
-    with output():
-        if as_json:
-            click.echo(to_json(result.as_json()))
-        elif not quiet:
-            print_verdict(screen(), result)
+    if as_json:
+        _say_json(result.as_json())
+    elif not quiet:
+        _say(terminal.print_verdict, result)
     return result.exit_code
 
 
@@ -365,13 +480,12 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
 @guarded
 def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Error tables only: every baseline's outputs and every layer, without a search."""
-    with progress(quiet=quiet) as observer:
+    with terminal.progress(quiet=quiet) as observer:
         result = compare(Settings(**chosen), observer)
-    with output():
-        if as_json:
-            click.echo(to_json({**result.as_json(), "exit_code": EXIT_OK}))
-        elif not quiet:
-            print_comparison(screen(), result)
+    if as_json:
+        _say_json({**result.as_json(), "exit_code": EXIT_OK})
+    elif not quiet:
+        _say(terminal.print_comparison, result)
     return EXIT_OK
 
 
@@ -392,14 +506,13 @@ def verify_command(
     found_for = saved.plan.base.value
     if source is not ParameterSource.DEFAULT and precision != found_for:
         raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {found_for}")
-    with progress(quiet=quiet) as observer:
+    with terminal.progress(quiet=quiet) as observer:
         verification = verify(Settings(precision=saved.searched, **chosen), saved, observer)
         write_verification(verification)
-    with output():
-        if as_json:
-            click.echo(to_json(verification.as_json()))
-        elif not quiet:
-            print_verification(screen(), verification)
+    if as_json:
+        _say_json(verification.as_json())
+    elif not quiet:
+        _say(terminal.print_verification, verification)
     return EXIT_OK if verification.passed else EXIT_NOT_MET
 
 
@@ -409,7 +522,7 @@ def verify_command(
 @guarded
 def report_command(run: Path, quiet: bool) -> int:
     """Write report.html, report.md and junit.xml of a run's folder again, from its other files."""
-    with progress(quiet=quiet) as observer:
+    with terminal.progress(quiet=quiet) as observer:
         observer.step("read")
         found = read_run(run)
         observer.step("write")
@@ -423,9 +536,7 @@ def report_command(run: Path, quiet: bool) -> int:
 @click.command("diff")
 @click.argument("run_a", type=NamedPath())
 @click.argument("run_b", type=NamedPath())
-@click.option(
-    "--out", type=NamedPath(), help="A folder for diff.html, diff.md and diff.json. Default: none."
-)
+@click.option("--out", type=NamedPath(), help="A folder for diff.md and diff.json. Default: none.")
 @JSON
 @QUIET
 @guarded
@@ -434,18 +545,17 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
     layers. Exit code 1 if the second misses what the first met, or was not asked what the first
     was; 2 if no layer is in both.
     """
-    with progress(quiet=quiet) as observer:
+    with terminal.progress(quiet=quiet) as observer:
         observer.step("read")
         before, after = read_run(run_a), read_run(run_b)
         observer.step("compare")
         found = diff_runs(before, after)
         if out is not None:
             write_diff(found, out)
-    with output():
-        if as_json:
-            click.echo(to_json(diff_record(found)))
-        elif not quiet:
-            print_page(screen(), as_page(found))
+    if as_json:
+        _say_json(diff_record(found))
+    elif not quiet:
+        _say(terminal.print_page, as_page(found))
     return EXIT_NOT_MET if found.worse or found.untold else EXIT_OK
 
 

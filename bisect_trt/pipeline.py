@@ -23,9 +23,8 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.model.roundings import check_can_be_written
 from bisect_trt.reduction.cures import Cures, cure_model
 from bisect_trt.reduction.oracle import Observation
-from bisect_trt.reduction.reduce import Reduced
-from bisect_trt.reduction.reduce_model import (
-    REPRODUCER,
+from bisect_trt.reduction.reduce import (
+    Reduced,
     files_read,
     reduce_model,
     result_folder,
@@ -68,8 +67,12 @@ from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
 from bisect_trt.steps.select_fitted import bisect
 
-REDUCED, CURED = "reduced", "cured"
+REDUCED = "reduced"
+CURED = "cured"
 """What the default folders of :func:`reduce` and :func:`cure` end with."""
+
+REPRODUCER = "reproducer"
+"""The folder within the run's."""
 
 
 @within_threads

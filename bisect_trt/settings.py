@@ -22,50 +22,7 @@ Feed = Mapping[str, NDArray[Any]]
 """One sample: arrays by the model's input names."""
 
 Source = str | Path | Feed | Callable[[], Iterable[Feed]] | Iterator[Feed]
-"""A file, folder, glob or ``module:function``; one sample itself; in a notebook a function that
-gives some, or a generator.
-"""
-
-
-class Shares:
-    """What the options of these names ask for."""
-
-    robust: float | None
-    allow_misses: float | None
-    pick: float | None
-
-    def check_shares(self) -> None:
-        """Refuse what contradicts itself.
-
-        Raises:
-            BadInputError: names the options.
-        """
-        if self.fitted and self.pick is not None:
-            raise BadInputError(
-                f"--pick {self.pick:g}: with --robust 0 no ranking is measured to pick from; leave "
-                "one of the two out"
-            )
-
-        if self.pick is not None and self.allow_misses is not None:
-            raise BadInputError(
-                f"--pick {self.pick:g}: it is the share of the given inputs too; leave "
-                "--allow-misses out"
-            )
-
-    @property
-    def asked_of_given(self) -> float:
-        """The share of the given inputs that ``--allow-misses`` asks for."""
-        return round(1.0 - (self.allow_misses or 0.0), 12)
-
-    @property
-    def share_of_given(self) -> float:
-        """The share of the given inputs that must meet the requirement."""
-        return self.asked_of_given if self.pick is None else self.pick
-
-    @property
-    def fitted(self) -> bool:
-        """Whether a set is searched for on the given inputs alone."""
-        return self.robust == 0.0
+"""A file, folder, glob or ``module:function``; a sample; a function or generator of samples."""
 
 
 def _misses_of_holds(value: str) -> str:
@@ -87,16 +44,18 @@ FORMER: Mapping[str, tuple[str, Callable[[str], str]]] = {
 
 
 PLANNING = frozenset({"run", "compare", "verify"})
-"""The commands about plans."""
+_ENGINES = frozenset({"reduce", "cure"})
+_EVERYWHERE = PLANNING | _ENGINES
+_RUN = frozenset({"run"})
+_JUDGED = frozenset({"run", "verify"})
 
 
 @dataclass(frozen=True)
 class Option:
     """How a field is asked for: ``flag`` on the command line, ``help`` everywhere.
 
-    ``kind`` is the type of one value; ``least`` and ``most`` bound it, ``above`` whether
-    that itself is not. ``commands`` are those that take the option, ``help_of`` what those say of
-    it for which ``help`` is not true.
+    ``kind`` is the type of one value, bounded by ``least`` and ``most``; with ``above`` it must be
+    more than ``least``. ``help_of`` has the help of commands that differ.
     """
 
     flag: str
@@ -113,23 +72,13 @@ class Option:
 
 
 def option(default: Any, flag: str, help: str, **more: Any) -> Any:
-    """A field with its :class:`Option`.
-
-    Args:
-        default: the field's.
-        flag: on the command line.
-        help: everywhere.
-        more: further fields of :class:`Option`.
-    """
-    return field(default=default, metadata={"option": Option(flag, help, **more)})
+    """A field with its :class:`Option`, repeatable if the default is an empty tuple."""
+    its = Option(flag, help, repeatable=default == (), **more)
+    return field(default=default, metadata={"option": its})
 
 
 def checked(its: Option, value: Any) -> Any:
-    """``value`` in the option's own type.
-
-    Args:
-        its: the option.
-        value: as a notebook or the command line gave it.
+    """``value``, as a notebook or the command line gave it, in the option's own type.
 
     Raises:
         BadInputError: it is none of the option's values.
@@ -154,34 +103,29 @@ def checked(its: Option, value: Any) -> Any:
         raise BadInputError(f"{its.flag} {value}: not a {its.kind.__name__}") from error
     if its.kind is float and not math.isfinite(converted):
         raise BadInputError(f"{its.flag} {value}: not a number that can be used")
-    if its.most is not None and not converted <= its.most:
+    if its.most is not None and converted > its.most:
         raise BadInputError(f"{its.flag} {value}: must be at most {its.most:g}")
-    low = its.least is not None and (
-        converted <= its.least if its.above else not converted >= its.least
-    )
-    if low:
-        raise BadInputError(
-            f"{its.flag} {value}: must be {'more than' if its.above else 'at least'} {its.least:g}"
-        )
+    if its.least is not None:
+        if its.above and converted <= its.least:
+            raise BadInputError(f"{its.flag} {value}: must be more than {its.least:g}")
+        if converted < its.least:
+            raise BadInputError(f"{its.flag} {value}: must be at least {its.least:g}")
     return converted
 
 
 EVALUATION_TIMEOUT_S = 900.0
 
-_ENGINES = frozenset({"reduce", "cure"})
-_EVERYWHERE = PLANNING | _ENGINES
-_RUN = frozenset({"run"})
-_JUDGED = frozenset({"run", "verify"})
+_SHARE: dict[str, Any] = {"kind": float, "least": 0.0, "most": 0.999, "metavar": "SHARE"}
+_POSITIVE: dict[str, Any] = {"kind": float, "least": 0.0, "above": True}
+_AS_FOUND = {"verify": "As for run. Default: those that the plan was found for."}
 
 
 @dataclass(frozen=True)
-class Settings(Shares):
-    """Everything a run depends on.
-
-    The strings and single values that a notebook would pass are accepted and normalised.
+class Settings:
+    """Everything a run depends on; strings and single values are normalised.
 
     Raises:
-        BadInputError: a value is none of its option's.
+        BadInputError: a value is none of its option's, or two contradict each other.
     """
 
     model: str | Path | onnx.ModelProto
@@ -208,31 +152,28 @@ class Settings(Shares):
     emulate_on: str = option(
         "cpu",  # the figures that are published were made there
         "--emulate-on",
-        "Where the emulator computes; auto is cuda where that works and is faster, cpu with --ray.",
-        choices=("auto", "cpu", "cuda"),
+        "Where the emulator computes.",
+        choices=("cpu", "cuda"),
     )
     require: Sequence[str] = option(
         (),
         "--requirement",
         "Such as max_abs<=1e-2, logits:cosine@mean>=0.999, boxes[:,4:]:max_abs<=0.05, "
         "top1@mean>=0.99 or atol=1e-3,rtol=1e-2@p95. Default: snr_db>=40, integers equal.",
-        help_of={"verify": "As for run. Default: those that the plan was found for."},
-        repeatable=True,
+        help_of=_AS_FOUND,
     )
     metrics: Sequence[str | Callable[..., float]] = option(
         (),
         "--metric",
         "MODULE:FUNCTION, a task metric for --requirement; with @all it sees all inputs at once.",
-        help_of={"verify": "As for run. Default: those that the plan was found for."},
-        repeatable=True,
+        help_of=_AS_FOUND,
     )
     outputs: Sequence[str] = option(
         (),
         "--outputs",
         "Tensors to judge in place of the model's outputs, such as what a plugin or an NMS reads; "
         "the rest stays in FP32. Several with commas.",
-        help_of={"verify": "As for run. Default: those that the plan was found for."},
-        repeatable=True,
+        help_of=_AS_FOUND,
         metavar="TENSORS",
     )
     robust: float | None = option(
@@ -246,10 +187,7 @@ class Settings(Shares):
             "exit code does not depend on it. Default: that which the plan was found for; 0 means "
             "0.95 of as few copies as tell it."
         },
-        kind=float,
-        least=0.0,
-        most=0.999,
-        metavar="SHARE",
+        **_SHARE,
         commands=_JUDGED,
     )
     allow_misses: float | None = option(
@@ -257,10 +195,7 @@ class Settings(Shares):
         "--allow-misses",
         "The share of the given inputs that may miss the requirement. Default: 0.",
         help_of={"verify": "As for run. Default: that which the plan was found for."},
-        kind=float,
-        least=0.0,
-        most=0.999,
-        metavar="SHARE",
+        **_SHARE,
         commands=_JUDGED,
     )
     pick: float | None = option(
@@ -268,10 +203,8 @@ class Settings(Shares):
         "--pick",
         "Take the fewest ranked layers that hold on this share of inputs and copies, a point of "
         "tradeoff.csv, and say what it holds on.",
-        kind=float,
-        least=0.0,
+        **_POSITIVE,
         most=1.0,
-        above=True,
         metavar="SHARE",
         commands=_RUN,
     )
@@ -287,7 +220,6 @@ class Settings(Shares):
         (),
         "--keep-fp32",
         "Layers whose name matches REGEX stay in FP32.",
-        repeatable=True,
         metavar="REGEX",
         commands=_RUN,
     )
@@ -295,7 +227,6 @@ class Settings(Shares):
         (),
         "--keep-reduced",
         "Layers whose name matches REGEX are never kept in FP32.",
-        repeatable=True,
         metavar="REGEX",
         commands=_RUN,
     )
@@ -304,7 +235,6 @@ class Settings(Shares):
         "--mark",
         "Only these in the layer tables: a layer, a glob, an operator such as MatMul, a pattern "
         "such as LayerNorm. On an engine only they are marked.",
-        repeatable=True,
         metavar="SELECTOR",
         commands=_RUN | {"compare"},
     )
@@ -312,7 +242,6 @@ class Settings(Shares):
         (),
         "--infinite",
         "An input that may hold -inf, such as an additive attention mask.",
-        repeatable=True,
         metavar="INPUT",
         commands=_EVERYWHERE,
     )
@@ -322,7 +251,6 @@ class Settings(Shares):
         "Inputs that the search never sees, judged at the end: files, folders, globs; 'none' keeps "
         "no given input apart. Default: a fifth of 20 inputs or more, none with --robust 0.",
         help_of={"verify": "Inputs counted apart, whatever the exit code. Default: none."},
-        repeatable=True,
         commands=_JUDGED,
     )
     augmented: str = option(
@@ -359,6 +287,12 @@ class Settings(Shares):
         kind=Path,
         commands=_EVERYWHERE,
     )
+    fresh: bool = option(
+        False,
+        "--fresh",
+        "Begin with an empty cache, such as after a file that a metric reads has changed.",
+        kind=bool,
+    )
     rewrite: str | None = option(
         None,
         "--rewrite",
@@ -383,16 +317,13 @@ class Settings(Shares):
         (),
         "--profile",
         "INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs.",
-        repeatable=True,
     )
     evaluation_timeout_s: float = option(
         EVALUATION_TIMEOUT_S,
         "--evaluation-timeout",
         "Seconds that an engine may take to build and run, or a worker's inference.",
         help_of={"reduce": "Seconds that an engine may take to build and run, or the check."},
-        kind=float,
-        least=0.0,
-        above=True,
+        **_POSITIVE,
         commands=_EVERYWHERE,
     )
     workers: int = option(
@@ -423,9 +354,7 @@ class Settings(Shares):
         None,
         "--budget",
         "Minutes: the command then ends with the best so far; a run has tested it.",
-        kind=float,
-        least=0.0,
-        above=True,
+        **_POSITIVE,
         metavar="MINUTES",
         commands=_RUN | _ENGINES,
     )
@@ -450,7 +379,31 @@ class Settings(Shares):
     def __post_init__(self) -> None:
         for name, its in options().items():
             object.__setattr__(self, name, checked(its, getattr(self, name)))
-        self.check_shares()
+        if self.fitted and self.pick is not None:
+            raise BadInputError(
+                f"--pick {self.pick:g}: with --robust 0 no ranking is measured to pick from; leave "
+                "one of the two out"
+            )
+        if self.pick is not None and self.allow_misses is not None:
+            raise BadInputError(
+                f"--pick {self.pick:g}: it is the share of the given inputs too; leave "
+                "--allow-misses out"
+            )
+
+    @property
+    def asked_of_given(self) -> float:
+        """The share of the given inputs that ``--allow-misses`` asks for."""
+        return round(1.0 - (self.allow_misses or 0.0), 12)
+
+    @property
+    def share_of_given(self) -> float:
+        """The share of the given inputs that must meet the requirement."""
+        return self.asked_of_given if self.pick is None else self.pick
+
+    @property
+    def fitted(self) -> bool:
+        """Whether a set is searched for on the given inputs alone."""
+        return self.robust == 0.0
 
 
 def options() -> dict[str, Option]:
@@ -459,11 +412,7 @@ def options() -> dict[str, Option]:
 
 
 def as_command(settings: Settings, command: str = "run") -> str:
-    """``bisect-trt`` with every option of ``command`` that is not at its default, quoted for a
-    POSIX shell.
-
-    What a notebook gave as an object stands there as a word in capitals.
-    """
+    """The shell command with every option that is not at its default; objects are capitals."""
     model = "MODEL" if isinstance(settings.model, onnx.ModelProto) else str(settings.model)
     words = ["bisect-trt", command, model]
     for source in settings.inputs:
@@ -475,9 +424,9 @@ def as_command(settings: Settings, command: str = "run") -> str:
             continue
         if its.kind is bool:
             words.append(its.flag)
-            continue
-        for one in value if its.repeatable else (value,):
-            words += [its.flag, _word(one)]
+        else:
+            several = value if its.repeatable else (value,)
+            words += [word for one in several for word in (its.flag, _word(one))]
     return shlex.join(words)
 
 
@@ -498,9 +447,7 @@ Answer = TypeVar("Answer")
 def within_threads(
     job: Callable[Concatenate[Settings, More], Answer],
 ) -> Callable[Concatenate[Settings, More], Answer]:
-    """``job`` with ONNX Runtime's and NumPy's pools no larger than ``--threads``, and without it no
-    larger than what the process may use: BLAS knows of no quota.
-    """
+    """``job`` with thread pools no larger than ``--threads``, or than what the process may use."""
 
     @wraps(job)
     def limited(settings: Settings, /, *rest: More.args, **named: More.kwargs) -> Answer:

@@ -23,7 +23,7 @@ from fixtures.cases.rtdetr import rtdetr
 from fixtures.cases.unimatch import noise, unimatch
 from fixtures.fixture import Fixture
 from fixtures.photo import photo
-from tests.conftest import run_model
+from tests.conftest import run_model, slow_where
 from tests.docs.pages import CASES_RUN
 from tests.runners.test_trt_build import check
 
@@ -44,7 +44,10 @@ def run(fixture: Fixture, out: Path, **options: object) -> Result:
     )
 
 
-@pytest.mark.parametrize("name", sorted(cases.AUGMENTED.keys() - CASES_RUN.values()))
+@pytest.mark.parametrize(
+    "name",
+    slow_where(lambda n: "RT-DETR" in n, sorted(cases.AUGMENTED.keys() - CASES_RUN.values())),
+)
 def test_triage_names_the_cause_and_the_answer_holds(name: str, tmp_path: Path) -> None:
     """Those that no page's command runs."""
     fixture = cases.AUGMENTED[name]()
@@ -75,7 +78,9 @@ def test_files_are_rebuilt_bit_for_bit(make: Callable[[], Fixture]) -> None:
     assert sum(p.stat().st_size for p in FILES.iterdir()) < 20e6
 
 
-@pytest.mark.parametrize("make", cases.FILES, ids=lambda f: f().name)
+@pytest.mark.parametrize(
+    "make", slow_where(lambda f: f().name == "rtdetr", cases.FILES), ids=lambda f: f().name
+)
 def test_tensorrt_parses_types_and_builds_them(make: Callable[[], Fixture]) -> None:
     fixture = make()
     check(fixture.model, fixture.inputs)

@@ -1,4 +1,4 @@
-"""The columns of every CSV file, and the files."""
+"""The columns of every CSV file, and how the files are written and read."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import pandas as pd
 
 from bisect_trt.base.display import cell, uncell
-from bisect_trt.base.outcomes import InputKind
 
 TEXT, NUMBER, COUNT, FLAG = "text", "number", "count", "flag"
 
 
 @dataclass(frozen=True)
 class Column:
-    """``kind`` is text, number (a float), count (a whole number) or flag (True or False).
+    """A column of ``kind`` text, number (a float), count (a whole number) or flag.
 
-    A column that is not ``always`` known is left blank then. A ``name`` that ends in ``*`` stands
-    for a column for each runner that was asked.
+    One that is not ``always`` known may be blank. A name that ends in ``*`` stands for a column a
+    runner.
     """
 
     name: str
@@ -35,213 +35,27 @@ class Column:
         return name == self.name or (self.name[-1] == "*" and name.startswith(self.name[:-1]))
 
 
-def _columns(*lines: str, sometimes: Sequence[str] = (), always: str = "") -> tuple[Column, ...]:
-    """One line a column: name, kind and meaning; either those that are known ``sometimes`` are
-    named, or those (words of one text) that ``always`` are.
-    """
-    made = []
-    for line in lines:
-        name, kind, meaning = line.split(maxsplit=2)
-        known = name in always.split() if always else name not in sometimes
-        made.append(Column(name, kind, meaning, known))
-    return tuple(made)
+def names_in(text: str) -> list[str]:
+    """The names of columns in ``text``, between blanks."""
+    return text.split()
 
 
-def _errors(prefix: str, *, of: str) -> list[str]:
-    return [
-        f"{prefix}max_abs number the largest absolute error {of}, in the tensor's units",
-        f"{prefix}rmse number its root mean square",
-        f"{prefix}rel_range number the largest over the reference's range",
-    ]
+def _tables() -> dict[str, tuple[Column, ...]]:
+    """The columns of each table, in their order."""
+    text = (files("bisect_trt.report") / "schema" / "columns.csv").read_text(encoding="utf-8")
+    found: dict[str, tuple[Column, ...]] = {}
+    for row in csv.DictReader(io.StringIO(text)):
+        column = Column(row["column"], row["kind"], row["meaning"], row["always"] == "always")
+        found[row["file"]] = (*found.get(row["file"], ()), column)
+    return found
 
 
-LAYERS = _columns(
-    "layer text the layer's id: the node's name, made unique",
-    "op text its ONNX operator",
-    "scope text the path of modules that the name spells",
-    "max_abs number the largest absolute error with everything reduced, in the tensor's units",
-    "mean_abs number the mean absolute error",
-    "rmse number the root mean square error",
-    "cosine number the cosine between reference and result, in [-1, 1]",
-    "snr_db number 10 log10(sum of squares of the reference / of the error), inf for no error",
-    "finite flag whether nothing became NaN or infinite",
-    "introduced_max_abs number the largest error where the layer's inputs are the reference's",
-    "introduced_snr_db number the signal-to-noise ratio of that",
-    "ref_min number the smallest value of the reference",
-    "ref_max number the largest value of the reference",
-    "introduced_finite flag whether right inputs give finite outputs: False is a source",
-    "overflows flag whether values that are not finite come from beyond the range, on some input",
-    "underflows flag whether they come from small values that became zero, on some input",
-    "median_abs number the median absolute error",
-    "rel_range number the largest error over the reference's range",
-    "nonfinite count elements that became NaN or infinite; -1 where the shape changed",
-    "elements count elements of the layer's output",
-    "introduced_rmse number the root mean square error where inputs are right",
-    "introduced_rel_range number the largest of those over the reference's range",
-    "mean_over_samples_max_abs number the mean over the inputs, where the others are the worst",
-    "mean_over_samples_rmse number likewise",
-    "mean_over_samples_cosine number likewise",
-    "channels count channels of the output: the second axis of images, else the last",
-    "channel_peak_min number the largest magnitude of the smallest channel, of the reference",
-    "channel_peak_p25 number that of the channel a quarter of all are smaller than",
-    "channel_peak_p50 number the median of the channels' largest magnitudes",
-    "channel_peak_p75 number that of the channel a quarter of all are larger than",
-    "channel_peak_max number that of the largest channel",
-    "worst_channel count the index of the largest channel, from 0",
-    "pinned flag whether the plan keeps the layer in FP32",
-    "sensitivity number the final score, in tolerances, when only this layer is reduced: the worst "
-    "over the inputs and copies that it was measured on; blank where a metric of all inputs at "
-    "once "
-    "is asked for",
-    "rank count the place in the ranking, 1 the most harmful",
-    *_errors("engine_", of="on an engine with marked outputs"),
-    "engine_snr_db number the signal-to-noise ratio there",
-    "engine_finite flag whether nothing became NaN or infinite there",
-    "engine_nonfinite count elements that did",
-    "engine_mean_over_samples_rmse number the mean over the inputs",
-    "source flag whether it is wrong (not finite, or below 20 dB) though all it reads is right",
-    "module text the path of the module in the user's code, from the exporter's metadata or names",
-    "module_class text the class of that module",
-    "file text the source file, the innermost outside installed packages",
-    "line count the line in it",
-    "code text what stands there, where the exporter says it",
-    always="layer op scope pinned module module_class file line code",
-)
+TABLES = _tables()
+"""The columns of each CSV file, without ".csv", from ``schema/columns.csv``."""
 
-OUTPUTS = _columns(
-    "baseline text what ran: a precision, or the plan; with the runner's name where an engine did",
-    "output text the graph output; blank where the baseline could not be run",
-    "outcome text pass, fail, non-finite, build-failed, crashed, timed-out or unsure",
-    "score number the whole baseline's score in tolerances: at most 1 passes",
-    "max_abs number the largest absolute error, in the output's units",
-    "mean_abs number the mean absolute error",
-    "median_abs number the median absolute error",
-    "rmse number the root mean square error",
-    "rel_range number the largest error over the reference's range",
-    "cosine number the cosine between reference and result, in [-1, 1]",
-    "snr_db number 10 log10(sum of squares of the reference / of the error), inf for no error",
-    "psnr_db number 20 log10(the reference's range / rmse), inf for no error",
-    "nonfinite count elements that became NaN or infinite; -1 where the shape changed",
-    "elements count elements of the output",
-    "ref_min number the smallest value of the reference",
-    "ref_max number the largest value of the reference",
-    "ref_nonfinite count elements of the reference that are not finite",
-    "finite flag whether nothing became NaN or infinite",
-    "mean_over_samples_max_abs number the mean over the inputs, where the others are the worst",
-    "mean_over_samples_rmse number likewise",
-    "mean_over_samples_cosine number likewise",
-    always="baseline output outcome score",
-)
-
-SEARCH = _columns(
-    "evaluation count the place in the search, from 0",
-    "runner text what executed the plan",
-    "on text the given inputs, or a search set",
-    "base text what unpinned layers ran in",
-    "pins count layers in FP32",
-    "outcome text as in outputs.csv",
-    "score number in tolerances: at most 1 passes",
-    "seconds number of the evaluation",
-    "note text why it could not be run; of a search set how many of its samples miss",
-    "pinned text the layers as a JSON list; over 64, how many",
-)
-
-PINS = _columns(
-    "layer text the layer's id",
-    "op text its ONNX operator",
-    "scope text the path of modules that the name spells",
-    "held flag whether it is held there from the start: by --keep-fp32, or since the engine "
-    "does not "
-    "take it reduced",
-    "proved flag whether the same set without it was run and failed",
-    "proved_on text which runner showed it",
-    "tolerance_share number the share of the tolerance that this evaluation was held to",
-    "outcome_without text what the set without it showed",
-    "score_without number its score in tolerances: more than `tolerance_share`",
-    "proof_evaluation count the evaluation's place in search.csv; -1 without a proof",
-    "missed_on text the input or copy that has this score",
-    "of_all_given flag whether it is the worst of all given inputs; else one that told ended the "
-    "evaluation, and others may be worse",
-    "inherited flag whether it only moves values between layers that are kept in FP32",
-)
-
-ENGINES = _columns(
-    "engine text what was built",
-    "outcome text as in outputs.csv",
-    "pins count layers in FP32",
-    "latency_ms number the median of its runs",
-    "engine_mb number its size in 10^6 bytes",
-    "write_s number seconds to write the model",
-    "parse_s number to parse it; empty where it was built ahead",
-    "build_s number to build the engine; empty where it was built ahead",
-    "load_s number to load it",
-    "context_s number to make its context",
-    "run_s number of all runs",
-    "evaluation_s number of the whole evaluation",
-    "own_share number the share of that which is the tool's own",
-    always="engine outcome pins latency_ms engine_mb",
-)
-
-INPUTS = _columns(
-    "input text the input's name",
-    "kind text given, or holdout",
-    "reduced_score_* number the score in tolerances with everything reduced, by runner",
-    "plan_score_* number the score under the plan, by runner",
-    "passed flag whether the plan meets the requirement on it; left out where a condition is on "
-    "all inputs together; where nothing else is asked, and no input has a score, these are blank",
-    "shapes text the shapes of its arrays by graph input, as JSON",
-    "sha256 text the digest of its names, types, shapes and values",
-    always="input kind shapes sha256",
-)
-
-
-def _shares(kind: InputKind) -> list[str]:
-    bound = "the share of all such inputs at least, 95 % confidence"
-    if kind is InputKind.GIVEN:
-        bound = "always blank: the search saw these, so they bound nothing"
-    return [
-        f"{kind}_passed count inputs ({kind}) that meet the requirement",
-        f"{kind}_tested count of so many",
-        f"{kind}_share number the first over the second",
-        f"{kind}_lower_bound number {bound}",
-    ]
-
-
-TRADEOFF = _columns(
-    "pins count layers in FP32",
-    "set text ranking: so many of the ranked layers; answer: the plan that was written",
-    *_shares(InputKind.GIVEN),
-    *_shares(InputKind.HOLDOUT),
-    *_shares(InputKind.PERTURBED),
-    *_shares(InputKind.AUGMENTED),
-    "p50_score number the median score over all of these (of the answer's test, over a part of its "
-    "copies), in tolerances",
-    "p95_score number what 95 % of those keep to",
-    "worst_score number the largest of all",
-    "latency_ms number of the engine of these pins, where one was built",
-    "relative_bytes number bytes read and written, over those of everything reduced",
-    "given_missed text the given inputs that miss, worst first: three, and how many more",
-    "estimated_latency_ms number what an engine of these pins may take: between those of nothing "
-    "and of everything pinned, by the bytes; blank where these were not built",
-    sometimes=("relative_bytes", "given_missed", "estimated_latency_ms"),
-)
-
-REQUIREMENTS = _columns(
-    "requirement text as it was written",
-    "reduced_score number its score in tolerances with everything reduced",
-    "plan_score number its score under the plan, blank where none was found",
-    "baselines mapping its score by baseline, for those that every sample ran on",
-)
-
-TABLES = {
-    "layers": LAYERS,
-    "outputs": OUTPUTS,
-    "search": SEARCH,
-    "pins": PINS,
-    "engines": ENGINES,
-    "inputs": INPUTS,
-    "tradeoff": TRADEOFF,
-}
+REQUIREMENTS = TABLES.pop("by_requirement")
+LAYERS = TABLES["layers"]
+PINS = TABLES["pins"]
 
 FRAMES = {("cost" if name == "engines" else name): its for name, its in TABLES.items()}
 FRAMES["by_requirement"] = REQUIREMENTS
@@ -277,9 +91,7 @@ def as_page() -> str:
 
 
 def to_csv(table: pd.DataFrame, columns: Sequence[Column]) -> str:
-    """``table`` with all of ``columns`` in their order, blank where it has none of them; others of
-    its own come last.
-    """
+    """``table`` with all of ``columns`` in their order, then others of its own."""
     shown: list[tuple[str, str]] = []
     for column in columns:
         own = [str(c) for c in table.columns if column.covers(str(c))]
@@ -297,11 +109,7 @@ def to_csv(table: pd.DataFrame, columns: Sequence[Column]) -> str:
 
 
 def from_csv(text: str, columns: Sequence[Column]) -> pd.DataFrame:
-    """What :func:`to_csv` wrote, its names with control characters still spelled out.
-
-    Raises:
-        ValueError: a cell is not of its column's kind, or a row has other cells than the header.
-    """
+    """What :func:`to_csv` wrote; ValueError where it is damaged."""
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # names may be of any length
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))

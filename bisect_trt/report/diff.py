@@ -15,15 +15,19 @@ from bisect_trt.base.display import counted, printable, some_of
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.outcomes import InputKind, Tally, ValidationVerdict, at_least
 from bisect_trt.report.files import OwnedFolder, to_json
-from bisect_trt.report.html import Page, Section, page_as_html, page_as_markdown
+from bisect_trt.report.markdown import Page, Section, page_as_markdown
 from bisect_trt.report.record import Record
 
 _MEASURES = ("engine_rel_range", "rel_range")
-"""What tells whether a layer is better or worse: its accumulated error over its range, on the
-engine where both runs have that."""
+"""The layer errors that can be compared, the engine's first."""
 
-_APART = 1.5
+SAME_ERROR_FACTOR = 1.5
 """Errors that differ by less are the same: other inputs of a kind move them by as much."""
+
+SAME_MODEL_SHARE = 0.1
+"""Of the smaller model's layers: where fewer have the same names it is another model."""
+
+SHOWN_NAMES = 8
 
 _NOT_ASKED = "not asked"
 
@@ -40,13 +44,12 @@ _RANKS = (
 
 @dataclass(frozen=True)
 class RunDiff:
-    """``worse`` are the sentences that make the second run one that must not be released, if any.
-    ``unasked`` says which requirement only one run has, and what the second asked less of;
-    ``untold`` is true where that leaves open whether the second is worse.
+    """What changed from one run to another.
 
-    ``layers`` has a row for each layer whose error differs by more than half, the worst first,
-    ``measure`` is the column compared, of ``matched`` layers with one name in both. Of the pins and
-    layers that only one run has, those are ``unmatched`` that the other model lacks.
+    ``worse`` says why the second must not be released. ``unasked`` says which requirement only one
+    run has, and what the second asked less of; ``untold`` is true where that leaves open whether
+    the second is worse. ``layers`` are those whose error in column ``measure`` changed, of
+    ``matched`` layers in both; ``unmatched`` layers are in one of the two.
     """
 
     before: Record
@@ -67,16 +70,12 @@ class RunDiff:
     @property
     def gained(self) -> list[str]:
         """The layers that only the second run pins."""
-        return [str(n) for n in self.pins.loc[self.pins["change"] == "gained", "layer"]]
+        return [name for name in self.after.pinned if name not in self.before.pinned]
 
     @property
     def lost(self) -> list[str]:
         """The layers that only the first run pins."""
-        return [str(n) for n in self.pins.loc[self.pins["change"] != "gained", "layer"]]
-
-
-_FEWEST_ALIKE = 0.1
-"""Of the smaller model's layers: where fewer have the same names it is another model."""
+        return [name for name in self.before.pinned if name not in self.after.pinned]
 
 
 def diff_runs(before: Record, after: Record) -> RunDiff:
@@ -87,7 +86,7 @@ def diff_runs(before: Record, after: Record) -> RunDiff:
     """
     first, second = (dict.fromkeys(map(str, r.layers["layer"])) for r in (before, after))
     both, fewer = len(first.keys() & second.keys()), min(len(first), len(second))
-    if both < _FEWEST_ALIKE * fewer or not both:
+    if both < SAME_MODEL_SHARE * fewer or not both:
         raise BadInputError(
             f"cannot be compared: of {fewer} layers {both} in both {before.folder} and "
             f"{after.folder}; give two runs of one model"
@@ -95,21 +94,24 @@ def diff_runs(before: Record, after: Record) -> RunDiff:
     measure = next((m for m in _MEASURES if m in before.layers and m in after.layers), "")
     requirements = _requirements(before, after)
     eased = tuple(_eased(before, after))
+    # Whether the first asked what the second did not, or the second misses what is new in it.
+    new = (requirements["before"] == _NOT_ASKED) & (requirements["after"] != "met")
+    untold = bool(((requirements["after"] == _NOT_ASKED) | new).any())
     return RunDiff(
         before,
         after,
-        tuple(_worse(before, after, requirements)),
-        (*_unasked(before, after, requirements), *eased),
-        bool(eased) or _untold(requirements),
-        requirements,
-        _validation(before, after),
-        _pins(before, after),
-        _layers(before, after, measure),
-        len(first.keys() & second.keys()),
-        measure,
-        tuple(name for name in first if name not in second),
-        tuple(name for name in second if name not in first),
-        _changed(before, after),
+        worse=tuple(_worse(before, after, requirements)),
+        unasked=(*_unasked(before, after, requirements), *eased),
+        untold=bool(eased) or untold,
+        requirements=requirements,
+        validation=_validation(before, after),
+        pins=_pins(before, after),
+        layers=_layers(before, after, measure),
+        matched=both,
+        measure=measure,
+        unmatched_before=tuple(name for name in first if name not in second),
+        unmatched_after=tuple(name for name in second if name not in first),
+        changed=_changed(before, after),
     )
 
 
@@ -128,12 +130,12 @@ def _requirements(before: Record, after: Record) -> pd.DataFrame:
     written = {_plain(text): text for text in (*old, *new)}
     old = {written[_plain(text)]: score for text, score in old.items()}
     new = {written[_plain(text)]: score for text, score in new.items()}
-    rows = []
+    rows: list[dict[str, object]] = []
     for text in dict.fromkeys((*old, *new)):
-        told = [_told(text, scores, r) for scores, r in ((old, before), (new, after))]
-        a, b = old.get(text, math.nan), new.get(text, math.nan)
-        row: dict[str, object] = {"requirement": text, "before": told[0], "after": told[1]}
-        rows.append({**row, "score before": a, "score after": b})
+        row: dict[str, object] = {"requirement": text}
+        row |= {"before": _told(text, old, before), "after": _told(text, new, after)}
+        row |= {"score before": old.get(text, math.nan), "score after": new.get(text, math.nan)}
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -165,35 +167,18 @@ def _eased(before: Record, after: Record) -> Iterator[str]:
         return
     fewer = now.given.passed < at_least(was.wanted_of_given, now.given.tested)
     if now.wanted_of_given < was.wanted_of_given and fewer:
-        yield f"{_per_cent(was.wanted_of_given)} of the given inputs had to hold before, and " + (
-            f"{_per_cent(now.wanted_of_given)} in {after.folder}"
-        )
-    asked = "none" if now.fitted else _per_cent(now.wanted)
+        had, asked = _per_cent(was.wanted_of_given), _per_cent(now.wanted_of_given)
+        yield f"{had} of the given inputs had to hold before, and {asked} in {after.folder}"
     copied = ((now.perturbed, was.wanted), (now.augmented, was.wanted_of_augmented))
     fewer = any(kind.tested and kind.lower_bound < wanted for kind, wanted in copied)
     if not was.fitted and (now.fitted or now.wanted < was.wanted) and fewer:
-        yield f"{_per_cent(was.wanted)} of unseen inputs had to hold before, and " + (
-            f"{asked} in {after.folder}"
-        )
-
-
-def _of_unseen(result: Record) -> str:
-    """The share that was asked for; blank where none was, or no plan was tested."""
-    return (
-        ""
-        if result.validation is None or result.validation.fitted
-        else _per_cent(result.validation.wanted)
-    )
+        asked = "none" if now.fitted else _per_cent(now.wanted)
+        had = _per_cent(was.wanted)
+        yield f"{had} of unseen inputs had to hold before, and {asked} in {after.folder}"
 
 
 def _per_cent(share: float) -> str:
     return f"{100.0 * share:.3g} %"
-
-
-def _untold(requirements: pd.DataFrame) -> bool:
-    """Whether the first asked what the second did not, or the second misses what is new in it."""
-    new = (requirements["before"] == _NOT_ASKED) & (requirements["after"] != "met")
-    return bool(((requirements["after"] == _NOT_ASKED) | new).any())
 
 
 def _worse(before: Record, after: Record, requirements: pd.DataFrame) -> Iterator[str]:
@@ -229,19 +214,17 @@ def _validation(before: Record, after: Record) -> pd.DataFrame:
 
 
 def _pins(before: Record, after: Record) -> pd.DataFrame:
-    """Gained, lost, or lost with the layer itself; what each does alone in the run that pins it."""
-    old, new = set(before.pinned), set(after.pinned)
-    there = set(map(str, after.layers["layer"])).union(after.pinned)
-    changes = [
-        (name, before, "lost" if name in there else "lost, no such layer")
-        for name in before.pinned
-        if name not in new
-    ]
-    changes += [(name, after, "gained") for name in after.pinned if name not in old]
+    """Pins that one run has: gained, lost, or lost with the layer; what each does alone."""
+    there = {*map(str, after.layers["layer"]), *after.pinned}
+    lost = {n: "lost" if n in there else "lost, no such layer" for n in before.pinned}
+    gained = dict.fromkeys(after.pinned, "gained")
     rows = []
-    for name, result, change in changes:
+    for result, changes, other in ((before, lost, after), (after, gained, before)):
         alone = result.layers.set_index("layer").get("sensitivity", pd.Series(dtype=float))
-        rows.append({"layer": name, "change": change, "sensitivity": alone.get(name, math.nan)})
+        for name, change in changes.items():
+            if name not in other.pinned:
+                score = alone.get(name, math.nan)
+                rows.append({"layer": name, "change": change, "sensitivity": score})
     return pd.DataFrame(rows, columns=["layer", "change", "sensitivity"])
 
 
@@ -256,8 +239,8 @@ def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:
     was, now = (both[f"{finite}_{side}"].astype("boolean").fillna(True) for side in ("x", "y"))
     ratio = (new / old).where(old != new, 1.0)
     change = pd.Series("same", index=both.index)
-    change[(ratio > _APART)] = "worse"
-    change[(ratio < 1.0 / _APART)] = "better"
+    change[(ratio > SAME_ERROR_FACTOR)] = "worse"
+    change[(ratio < 1.0 / SAME_ERROR_FACTOR)] = "better"
     change[(was & ~now).astype(bool)] = "worse, not finite any more"
     change[(~was & now).astype(bool)] = "better, finite now"
     table = both[["layer", "op"]].assign(change=change, before=old, after=new, ratio=ratio)
@@ -269,29 +252,31 @@ def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:
 
 def _changed(before: Record, after: Record) -> pd.DataFrame:
     """What the runs were made with, where that differs."""
-    asked = []
-    for result in (before, after):
-        asked.append(
-            {
-                "model": result.model,
-                "precision": result.precision.value,
-                "runner": result.runner,
-                "cause": result.cause.value,
-                "plan's base": result.plan.base.value,
-                "pins": str(len(result.pinned)),
-                "layers": str(result.layer_count),
-                "inputs": some_of([printable(name) for name in result.samples], 4),
-                "of the given inputs": _per_cent(result.given_share),
-                "of unseen inputs": _of_unseen(result),
-                "threads": str(result.threads),
-                **dict(result.versions),
-            }
-        )
+    old, new = _made_with(before), _made_with(after)
     if _digests(before) and _digests(before) == _digests(after):  # whatever they are called
-        asked[1]["inputs"] = asked[0]["inputs"]
-    names = dict.fromkeys((*asked[0], *asked[1]))
-    rows = [{"what": n, "before": asked[0].get(n, ""), "after": asked[1].get(n, "")} for n in names]
+        new["inputs"] = old["inputs"]
+    names = dict.fromkeys((*old, *new))
+    rows = [{"what": n, "before": old.get(n, ""), "after": new.get(n, "")} for n in names]
     return pd.DataFrame([row for row in rows if row["before"] != row["after"]])
+
+
+def _made_with(result: Record) -> dict[str, str]:
+    validation = result.validation
+    unseen = "" if validation is None or validation.fitted else _per_cent(validation.wanted)
+    return {
+        "model": result.model,
+        "precision": result.precision.value,
+        "runner": result.runner,
+        "cause": result.cause.value,
+        "plan's base": result.plan.base.value,
+        "pins": str(len(result.pinned)),
+        "layers": str(result.layer_count),
+        "inputs": some_of([printable(name) for name in result.samples], 4),
+        "of the given inputs": _per_cent(result.given_share),
+        "of unseen inputs": unseen,
+        "threads": str(result.threads),
+        **result.versions,
+    }
 
 
 def _digests(result: Record) -> list[str]:
@@ -300,10 +285,10 @@ def _digests(result: Record) -> list[str]:
     return [] if table.empty else table.loc[table["kind"] == InputKind.GIVEN, "sha256"].to_list()
 
 
-HTML, MARKDOWN, RECORD = "diff.html", "diff.md", "diff.json"
-FOLDER = OwnedFolder("bisect-trt diff", frozenset({HTML, MARKDOWN, RECORD}), RECORD)
-
-_SHOWN_NAMES = 8
+MARKDOWN = "diff.md"
+RECORD = "diff.json"
+FOLDER = OwnedFolder("bisect-trt diff", frozenset({"diff.html", MARKDOWN, RECORD}), RECORD)
+"""Version 0.4.0 wrote diff.html too; a folder that has one is still replaced whole."""
 
 
 def as_page(found: RunDiff) -> Page:
@@ -353,22 +338,12 @@ def diff_record(found: RunDiff) -> dict[str, Any]:
 
 
 def write_diff(found: RunDiff, folder: Path) -> None:
-    """Write diff.html, diff.md and diff.json.
-
-    Raises:
-        BadInputError: the folder holds other files, or cannot be written.
-        MachineError: the disk is full.
-    """
+    """Write diff.md and diff.json into a folder of their own."""
     FOLDER.check(folder)
-    page = as_page(found)
-    texts = {
-        HTML: page_as_html(page),
-        MARKDOWN: page_as_markdown(page),
-        RECORD: to_json(diff_record(found)) + "\n",
-    }
     with FOLDER.written(folder) as draft:
-        for name, text in texts.items():
-            (draft / name).write_text(text, encoding="utf-8", errors="replace")
+        markdown = page_as_markdown(as_page(found), more=RECORD)
+        (draft / MARKDOWN).write_text(markdown, encoding="utf-8", errors="replace")
+        (draft / RECORD).write_text(to_json(diff_record(found)) + "\n", encoding="utf-8")
 
 
 def _pins_line(found: RunDiff) -> str:
@@ -377,24 +352,19 @@ def _pins_line(found: RunDiff) -> str:
     return f"{old} before, {new} after: {kept} kept, {len(found.gained)} gained, {old - kept} lost."
 
 
-def _layer_lines(found: RunDiff) -> list[str]:
-    worse = int(found.layers["change"].str.startswith("worse").sum())
-    better = len(found.layers) - worse
-    lines = []
+def _layer_lines(found: RunDiff) -> Iterator[str]:
     if found.measure:
-        lines.append(
-            f"Of {found.matched} layers with the same name in both, {worse} are worse and {better} "
-            f"better by more than half, by {found.measure} with everything reduced."
+        worse = int(found.layers["change"].str.startswith("worse").sum())
+        yield (
+            f"Of {found.matched} layers with the same name in both, {worse} are worse and "
+            f"{len(found.layers) - worse} better by more than half, by {found.measure} with "
+            "everything reduced."
         )
     else:
-        lines.append("The layers' errors are not known in both runs, so they are not compared.")
-    for names, where in (
-        (found.unmatched_before, "first"),
-        (found.unmatched_after, "second"),
-    ):
+        yield "The layers' errors are not known in both runs, so they are not compared."
+    for names, run in ((found.unmatched_before, "first"), (found.unmatched_after, "second")):
         if names:
-            lines.append(
-                f"{counted(len(names), 'layer')} of the {where} run could not be matched by name "
-                f"with any of the other: {some_of(names, _SHOWN_NAMES)}."
+            yield (
+                f"{counted(len(names), 'layer')} of the {run} run could not be matched by name "
+                f"with any of the other: {some_of(names, SHOWN_NAMES)}."
             )
-    return lines

@@ -19,20 +19,22 @@ from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
 from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL
 from bisect_trt.report.tables import is_measured
 
-ACCENT, BAD, GOOD, MUTED = "#4c8bf5", "#e5484d", "#30a46c", "#8b8d98"
-SERIES = {
-    InputKind.GIVEN: "#4c8bf5",
-    InputKind.PERTURBED: "#e5733c",
-    InputKind.AUGMENTED: "#b58b1b",
-    InputKind.HOLDOUT: "#30a46c",
-}
-_LONGEST = 64
+ACCENT = "#4c8bf5"
+BAD = "#e5484d"
+GOOD = "#30a46c"
+MUTED = "#8b8d98"
+_KIND_COLOURS = dict(zip(InputKind, (ACCENT, "#e5733c", "#b58b1b", GOOD), strict=True))
+LABEL_CHARACTERS = 64
+
+Trace = dict[str, Any]
+Layout = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """``name`` is the plot's id in the page, ``alt`` what it shows in words. Where ``of_layers``,
-    the x values are places in the layer table, and the page adds the layers' names.
+    """A plot: its id in the page, what it shows in words, traces and layout for Plotly.
+
+    With ``of_layers`` the x values are rows of the layer table, and the page adds layer names.
     """
 
     name: str
@@ -43,7 +45,7 @@ class Figure:
     height: int = 340
 
     def as_json(self) -> dict[str, Any]:
-        """What the page's script copies."""
+        """The plot as the page's script reads it."""
         return {
             "name": self.name,
             "data": list(self.data),
@@ -53,487 +55,388 @@ class Figure:
 
 
 def label(name: str) -> str:
-    """``name`` as Plotly shows it literally: it reads tags in any text; shortened in the middle."""
+    """``name`` as literal text for Plotly, which reads tags; shortened in the middle."""
     text = printable(name)
-    if len(text) > _LONGEST:
-        half = _LONGEST // 2
+    if len(text) > LABEL_CHARACTERS:
+        half = LABEL_CHARACTERS // 2
         text = f"{text[:half]}\u2026{text[-half:]}"
     return str(escape(text))
 
 
-def positive(values: Iterable[float]) -> list[float | None]:
+def short(value: float) -> float:
+    """``value`` with four digits, which keeps the file small."""
+    return float(f"{value:.4g}")
+
+
+def _positive(values: Iterable[float]) -> list[float | None]:
     """``values`` for a logarithmic axis: rounded, None where it has no place for them."""
     return [short(v) if 0.0 < v < math.inf else None for v in map(float, values)]
 
 
-def short(value: float) -> float:
-    """Four digits are more than a plot shows, and the file stays small."""
-    return float(f"{value:.4g}")
+def _scatter(name: str, x: Sequence[Any], y: Sequence[Any], mode: str, **more: Any) -> Trace:
+    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **more}
 
 
-def line_at(value: float, words: str, colour: str = BAD) -> dict[str, Any]:
-    """A layout's horizontal line with its words, on a logarithmic y axis."""
-    line = {"color": colour, "width": 1.5, "dash": "dash"}
-    across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
-    return {
-        "shapes": [{**across, "line": line}],
-        "annotations": [
-            {
-                "xref": "paper",
-                "x": 1,
-                "y": math.log10(value),
-                "text": words,
-                "showarrow": False,
-                "xanchor": "right",
-                "yanchor": "bottom",
-                "font": {"color": colour, "size": 11},
-            }
-        ],
-    }
+def _line(name: str, values: pd.Series[Any], colour: str) -> Trace:
+    """A line through one value a layer, with gaps where a logarithmic axis has no place."""
+    line = {"color": colour, "width": 1.5}
+    places = list(range(len(values)))
+    hover = "%{text}<br>%{y:.3g}"
+    return _scatter(name, places, _positive(values), "lines", line=line, hovertemplate=hover)
 
 
-def lines_at(*lines: Mapping[str, Any]) -> dict[str, Any]:
-    """Several of :func:`line_at` as one part of a layout."""
-    parts = ("shapes", "annotations")
-    return {part: [entry for line in lines for entry in line[part]] for part in parts}
+def _marks(name: str, rows: Any, values: Iterable[float], marker: Layout) -> Trace:
+    """Marks at some layers."""
+    # Where sizes differ, Plotly would draw transparent marks by itself.
+    marker = {"color": ACCENT, "line": {"width": 2}, "opacity": 1, **marker}
+    x, y = [int(row) for row in rows], _positive(values)
+    return _scatter(name, x, y, "markers", marker=marker, hovertemplate="%{text}")
 
 
-def log_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
+def _bar(name: str, x: Sequence[Any], y: Sequence[Any], marker: Layout, **more: Any) -> Trace:
+    return {"type": "bar", "name": name, "x": x, "y": y, "marker": marker, **more}
+
+
+def _title(words: str) -> Layout:
+    return {"title": {"text": words}}
+
+
+def _log_axis(title: str, values: Iterable[float | None]) -> Layout:
     """A logarithmic axis for ``values``, with ticks at powers of ten where they span some."""
     known = [v for v in values if v is not None and 0.0 < v < math.inf]
     decades = math.log10(max(known) / min(known)) if known else 0.0
-    axis = {"type": "log", "title": {"text": title}, "exponentformat": "power"}
+    axis = {**_title(title), "type": "log", "exponentformat": "power"}
     # Plotly writes 2 and 5 between the powers, and over many decades finds fewer ticks itself.
     return axis | ({"dtick": 1} if 1.5 < decades < 9.0 else {})
 
 
-NETWORK = {"title": {"text": "layer, in network order"}}
-"""The x axis."""
+def _levels(*levels: tuple[float, str, str]) -> Layout:
+    """Horizontal lines with their words and colours, on a logarithmic y axis."""
+    layout: Layout = {"shapes": [], "annotations": []}
+    for value, words, colour in levels:
+        line = {"color": colour, "width": 1.5, "dash": "dash"}
+        across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
+        place = {"xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom"}
+        font = {"color": colour, "size": 11}
+        said = {"y": math.log10(value), "text": words, "showarrow": False, "font": font}
+        layout["shapes"].append({**across, "line": line})
+        layout["annotations"].append({**place, **said})
+    return layout
 
 
-def line_of(words: str, places: Any, values: pd.Series[Any], colour: str) -> dict[str, Any]:
-    """A trace through a value a layer, with gaps where a logarithmic axis has no place."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": words,
-        "x": places.tolist(),
-        "y": positive(values),
-        "line": {"color": colour, "width": 1.5},
-        "hovertemplate": "%{text}<br>%{y:.3g}",
-    }
+def _upright(place: float, colour: str, dash: str) -> Layout:
+    """A vertical line over the whole plot."""
+    line = {"color": colour, "dash": dash, "width": 2}
+    ends = {"x0": place, "x1": place, "yref": "paper", "y0": 0, "y1": 1}
+    return {"type": "line", **ends, "line": line}
 
 
-def marks_of(
-    words: str, places: Any, values: pd.Series[Any], symbol: str, colour: str, size: Any
-) -> dict[str, Any]:
-    """A trace of marks at some layers; none where a logarithmic axis has no place."""
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": words,
-        "x": places.tolist(),
-        "y": [short(v) if math.isfinite(v) and v > 0.0 else None for v in values],
-        "marker": {
-            "symbol": symbol,
-            "color": colour,
-            "size": size,
-            "line": {"width": 2},
-            "opacity": 1,  # less, by itself, where sizes differ
-        },
-        "hovertemplate": "%{text}",
-    }
-
-
-_OWN = "introduced_rel_range"
-_FINITE = {"rel_range": "finite", _OWN: "introduced_finite", "engine_rel_range": "engine_finite"}
+_NETWORK = _title("layer, in network order")
+_ERRORS = (
+    ("everything reduced", "rel_range", "finite", BAD),
+    ("the layer alone", "introduced_rel_range", "introduced_finite", ACCENT),
+    ("on the engine, outputs marked", "engine_rel_range", "engine_finite", GOOD),
+)
 
 
 def errors_figure(layers: pd.DataFrame) -> Figure | None:
-    """Accumulated and introduced errors, over each layer's range, with the pins, the layers that
-    are not finite, and the sources of failure. None where no errors were measured.
+    """Accumulated and introduced errors of the layers; None where none were measured.
+
+    Pins, layers that are not finite and sources of failure are marked.
     """
     if "rel_range" not in layers or not len(layers):
         return None
-    both = {"everything reduced": ("rel_range", BAD), "the layer alone": (_OWN, ACCENT)}
-    if "engine_rel_range" in layers:
-        both["on the engine, outputs marked"] = ("engine_rel_range", GOOD)
-    places = np.arange(len(layers))
-    copied = {
-        words: (layers[column].mask(_broken(layers, column)), colour)
-        for words, (column, colour) in both.items()
+    lines = [
+        _line(words, layers[column].mask(_broken(layers, column, finite)), colour)
+        for words, column, finite, colour in _ERRORS
         if column in layers
-    }
-    data: list[dict[str, Any]] = [line_of(w, places, *what) for w, what in copied.items()]
-    known = [v for values, _ in copied.values() for v in positive(values)]
-    top = 3.0 * max([v for v in known if v is not None], default=1.0)
-    broken = _broken(layers, "rel_range")
+    ]
+    known = [v for line in lines for v in line["y"] if v is not None]
+    broken = _broken(layers, "rel_range", "finite")
     # What is left of a layer that overflowed may err little: its marks stand above all others.
-    shown = layers["rel_range"].mask(broken, top)
-    around = [20 if b else 9 for b in broken[layers["pinned"].astype(bool)]]
+    shown = layers["rel_range"].mask(broken, 3.0 * max(known, default=1.0)).fillna(0.0)
+    pinned = np.flatnonzero(layers["pinned"].astype(bool))
+    source = np.flatnonzero(layers["source"]) if "source" in layers else np.empty(0, int)
+    around = [20 if b else 9 for b in broken.iloc[pinned]]
+    star = {"symbol": "star", "color": BAD, "size": 14}
     marks = (
-        ("not finite", broken, "x", BAD, 9),
-        ("source: wrong while its inputs are right", layers.get("source"), "star", BAD, 14),
-        ("pinned", layers["pinned"], "circle-open", ACCENT, around),
+        ("not finite", np.flatnonzero(broken), {"symbol": "x", "color": BAD, "size": 9}),
+        ("source: wrong while its inputs are right", source, star),
+        ("pinned", pinned, {"symbol": "circle-open", "size": around}),
     )
-    for words, where, symbol, colour, size in marks:
-        chosen = np.flatnonzero(where.astype(bool)) if where is not None else np.empty(0, int)
-        if chosen.size:
-            values = shown.iloc[chosen]
-            data.append(marks_of(words, chosen, values.fillna(0.0), symbol, colour, size))
-    layout = {"xaxis": NETWORK, "yaxis": log_axis("largest error / the layer's range", known)}
+    data = [*lines, *(_marks(w, rows, shown.iloc[rows], m) for w, rows, m in marks if len(rows))]
+    layout = {"xaxis": _NETWORK, "yaxis": _log_axis("largest error / the layer's range", known)}
     alt = "Error of each layer along the network, accumulated and introduced"
     return Figure("errors-plot", alt, data, layout, of_layers=True, height=400)
 
 
-def _broken(layers: pd.DataFrame, column: str) -> pd.Series[bool]:
-    """The layers whose error in ``column`` is of what was left finite only, or of nothing."""
+def _broken(layers: pd.DataFrame, column: str, finite: str) -> pd.Series[bool]:
+    """Layers whose error in ``column`` covers only what stayed finite, or nothing."""
     endless = layers[column].isin([np.inf])
-    finite = layers.get(_FINITE[column])
-    return endless if finite is None else endless | (is_measured(layers) & finite.eq(False))
+    if finite not in layers:
+        return endless
+    return endless | (is_measured(layers) & layers[finite].eq(False))
 
 
-_APART = 0.09
-"""Of the axis: so far apart two numbers of three digits stand beside each other at 390 pixels."""
+TICK_DISTANCE = 0.09
+"""A share of the axis at which numbers of three digits do not overlap, 390 pixels wide."""
 
 
 def tradeoff_figure(tradeoff: pd.DataFrame) -> Figure | None:
-    """A line a kind of input: the share that meets the requirement over the pins, with the plan
-    that was picked marked. None for fewer than two rows.
-    """
+    """The share of each kind of input that meets the requirement, over the number of pins."""
     if len(tradeoff) < 2:
         return None
     pins = [int(p) for p in tradeoff["pins"]]
     # None pinned has no place on a logarithmic axis, and linear ones hide where it is decided.
-    places = [math.log1p(p) for p in pins]
-    data: list[dict[str, Any]] = []
+    places = [short(math.log1p(p)) for p in pins]
+    data: list[Trace] = []
     for kind in InputKind:
-        if not (tradeoff[f"{kind}_tested"] > 0).any():
-            continue
         passed, tested = tradeoff[f"{kind}_passed"], tradeoff[f"{kind}_tested"]
-        counts = [f"{p} of {t}" for p, t in zip(passed, tested, strict=True)]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": kind.words,
-                "x": [short(x) for x in places],
-                "y": [None if math.isnan(s) else short(s) for s in tradeoff[f"{kind}_share"]],
-                "text": [f"{counted(p, 'pin')}: {c}" for p, c in zip(pins, counts, strict=True)],
-                "hovertemplate": "%{text} (%{y:.1%})",
-                # Where all hold, or none, lines lie upon each other: each shows around the next.
-                "line": {"color": SERIES[kind], "width": 6 - 1.5 * len(data)},
-                "marker": {"size": 14 - 3 * len(data)},
-            }
-        )
-    layout = {
-        "xaxis": {
-            "title": {"text": "layers kept in FP32 (logarithmic)"},
-            "tickangle": 0,
-            **_ticks(places, pins, tradeoff["set"]),
-        },
-        "yaxis": {
-            "title": {"text": "share that holds"},
-            "tickformat": ".0%",
-            "range": [-0.04, 1.04],
-        },
-        **_picked(tradeoff, places, pins),
+        if not (tested > 0).any():
+            continue
+        shares = [None if math.isnan(s) else short(s) for s in tradeoff[f"{kind}_share"]]
+        rows = zip(pins, passed, tested, strict=True)
+        style = {
+            # Lines that lie upon each other show around the next.
+            "line": {"color": _KIND_COLOURS[kind], "width": 6 - 1.5 * len(data)},
+            "marker": {"size": 14 - 3 * len(data)},
+            "text": [f"{counted(p, 'pin')}: {n} of {of}" for p, n, of in rows],
+            "hovertemplate": "%{text} (%{y:.1%})",
+        }
+        data.append(_scatter(kind.words, places, shares, "lines+markers", **style))
+    is_answer = [source == "answer" for source in tradeoff["set"]]
+    ticks = _ticks(places, is_answer)
+    axis = {"tickvals": [places[i] for i in ticks], "ticktext": [str(pins[i]) for i in ticks]}
+    layout: Layout = {
+        "xaxis": {**_title("layers kept in FP32 (logarithmic)"), "tickangle": 0, **axis},
+        "yaxis": {**_title("share that holds"), "tickformat": ".0%", "range": [-0.04, 1.04]},
     }
+    if any(is_answer):
+        answer = is_answer.index(True)
+        words = f"the plan: {counted(pins[answer], 'pin')}"
+        above = {"x": places[answer], "yref": "paper", "y": 1, "yanchor": "bottom"}
+        layout["shapes"] = [_upright(places[answer], MUTED, "dot")]
+        layout["annotations"] = [{**above, "text": words, "showarrow": False}]
+        layout["legend"] = {"y": 1.1}  # above the words
     alt = "Share of inputs that meet the requirement over the number of layers kept in FP32"
     return Figure("tradeoff-plot", alt, data, layout)
 
 
-def _ticks(places: list[float], pins: list[int], sets: pd.Series[str]) -> dict[str, object]:
-    """Numbers of pins where they stand apart on a phone too; the plan's before its neighbours."""
-    least = _APART * (max(places) - min(places))
+def _ticks(places: list[float], is_answer: list[bool]) -> list[int]:
+    """The rows whose numbers fit on a narrow screen; the plan's comes before its neighbours."""
+    least = TICK_DISTANCE * (max(places) - min(places))
     kept: list[int] = []
-    for i in sorted(range(len(places)), key=lambda i: sets.iloc[i] != "answer"):
-        if all(abs(places[i] - places[k]) >= least for k in kept):
-            kept.append(i)
-    kept.sort()
-    return {
-        "tickvals": [short(places[i]) for i in kept],
-        "ticktext": [str(pins[i]) for i in kept],
-    }
-
-
-def _picked(tradeoff: pd.DataFrame, places: list[float], pins: list[int]) -> dict[str, object]:
-    """A line where the plan is that was written."""
-    for place, count, source in zip(places, pins, tradeoff["set"], strict=True):
-        if source == "answer":
-            line = {"type": "line", "x0": place, "x1": place, "yref": "paper", "y0": 0, "y1": 1}
-            words = {
-                "x": place,
-                "yref": "paper",
-                "y": 1,
-                "text": f"the plan: {counted(count, 'pin')}",
-            }
-            return {
-                "shapes": [{**line, "line": {"color": MUTED, "dash": "dot", "width": 2}}],
-                "annotations": [{**words, "showarrow": False, "yanchor": "bottom"}],
-                "legend": {"y": 1.1},  # above the words
-            }
-    return {}
+    for row in sorted(range(len(places)), key=lambda row: not is_answer[row]):
+        if all(abs(places[row] - places[other]) >= least for other in kept):
+            kept.append(row)
+    return sorted(kept)
 
 
 _SEPARATORS = re.compile(r"[./]")
-_MOST_SHOWN, _DEEPEST = 1500, 12
+SHOWN_MODULES = 1500
+SHOWN_MODULE_LEVELS = 12
 _CLASSES = (
     (1.0, "a layer misses the requirement alone", BAD),
     (0.1, "up to the tolerance alone", "#d9a83f"),
     (0.01, "up to a tenth of it", "#8da4ef"),
     (-math.inf, "up to a hundredth, or not measured", "#b9bbc6"),
 )
-"""The worst score that a layer of a box has alone, at least; its words and colour."""
+"""The least sensitivity of a module's worst layer, the words for it and its colour."""
 
 
 @dataclass
 class _Module:
-    """A box under construction: layers in it, those pinned, and the one that does most alone."""
+    """A box: the layers in it, those pinned, and the layer that harms most alone."""
 
     path: tuple[str, ...]
     start: int = 0
+    free: int = 0
     layers: int = 0
     pinned: int = 0
     worst: float = -math.inf
     worst_layer: str = ""
-    children: dict[str, _Module] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        name = label(self.path[-1]) if self.path else "the model"
+        return f"{name}<br>{self.pinned} of {self.layers}" if self.pinned else name
+
+    @property
+    def facts(self) -> str:
+        name = label(".".join(self.path)) if self.path else "the model"
+        lines = [f"<b>{name}</b>", f"{counted(self.layers, 'layer')}, {self.pinned} pinned"]
+        if self.worst_layer:
+            lines.append(f"worst alone: {label(self.worst_layer)}, {brief(self.worst)}")
+        return "<br>".join(lines)
+
+
+def has_modules(layers: pd.DataFrame) -> bool:
+    """Whether some layer says which module it belongs to."""
+    return bool((layers["module"] != "").any() or (layers["scope"] != "").any())
 
 
 def modules_figure(layers: pd.DataFrame) -> Figure | None:
-    """A box a module, as wide as it has layers, coloured by the worst score that one of its layers
-    has alone; by operator where the model names no modules. None without such scores.
+    """A box a module, as wide as it has layers; a box an operator where there are no modules.
+
+    The colour is the worst sensitivity of one of its layers. None without sensitivities.
     """
     if "sensitivity" not in layers or not len(layers):
         return None
-    root = _tree(layers)
-    _place(root, 0)
-    boxes = sorted(_boxes(root), key=lambda box: -box.layers)[:_MOST_SHOWN]
+    boxes = sorted(_modules(layers), key=lambda box: -box.layers)[:SHOWN_MODULES]
     data = []
-    for place, (least, words, colour) in enumerate(_CLASSES):
-        most = _CLASSES[place - 1][0] if place else math.inf
-        some = [b for b in boxes if least <= b.worst and (b.worst < most or not place)]
+    left = boxes
+    for least, words, colour in _CLASSES:
+        some = [box for box in left if box.worst >= least]
+        left = [box for box in left if box.worst < least]
         if some:
-            data.append(_bars(some, words, colour))
+            data.append(_boxes(some, words, colour))
     deepest = max(len(box.path) for box in boxes) + 1
     layout = {
         "xaxis": {"visible": False, "range": [0, len(layers)]},
         "yaxis": {"visible": False, "range": [deepest, 0]},
-        "barmode": "overlay",
-        "bargap": 0,
-        "zooms": True,
-        "margin": {"l": 8, "b": 8},
         # Words that have to shrink for their box cannot be read; hovering shows them.
         "uniformtext": {"minsize": 10, "mode": "hide"},
+        **{"barmode": "overlay", "bargap": 0, "zooms": True, "margin": {"l": 8, "b": 8}},
     }
     alt = "Modules of the model, by layers, pins and what their worst layer does alone"
     return Figure("modules-plot", alt, data, layout, height=110 + 44 * deepest)
 
 
-def _bars(boxes: Sequence[_Module], words: str, colour: str) -> dict[str, Any]:
-    return {
-        "type": "bar",
-        "name": words,
-        "x": [box.start + box.layers / 2 for box in boxes],
-        "width": [box.layers for box in boxes],
-        "y": [0.97] * len(boxes),
-        "base": [len(box.path) for box in boxes],
-        "text": [_words(box) for box in boxes],
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "customdata": [_facts(box) for box in boxes],
-        "hovertemplate": "%{customdata}<extra></extra>",
-        "marker": {"color": colour, "line": {"width": 1}},
-    }
+def _boxes(boxes: Sequence[_Module], words: str, colour: str) -> Trace:
+    inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+    return _bar(
+        words,
+        [box.start + box.layers / 2 for box in boxes],
+        [0.97] * len(boxes),
+        {"color": colour, "line": {"width": 1}},
+        width=[box.layers for box in boxes],
+        base=[len(box.path) for box in boxes],
+        text=[box.title for box in boxes],
+        customdata=[box.facts for box in boxes],
+        hovertemplate="%{customdata}<extra></extra>",
+        **inside,
+    )
 
 
-def has_modules(layers: pd.DataFrame) -> bool:
-    """Whether some layer says which module it is of."""
-    return bool((layers["module"] != "").any() or (layers["scope"] != "").any())
-
-
-def _tree(layers: pd.DataFrame) -> _Module:
+def _modules(layers: pd.DataFrame) -> Iterable[_Module]:
+    """Every module with its place, parents before their children."""
     named = has_modules(layers)
-    root = _Module(())
+    found: dict[tuple[str, ...], _Module] = {}
     columns = ("layer", "op", "module", "scope", "pinned", "sensitivity")
     for layer, op, module, scope, pinned, alone in zip(*(layers[c] for c in columns), strict=True):
-        path = (module or scope) if named else op
-        parts = [part for part in _SEPARATORS.split(path) if part][:_DEEPEST]
-        here = root
-        _count(here, layer, bool(pinned), float(alone))
-        for part in parts:
-            here = here.children.setdefault(part, _Module((*here.path, part)))
-            _count(here, layer, bool(pinned), float(alone))
-    return root
-
-
-def _count(module: _Module, layer: str, pinned: bool, alone: float) -> None:
-    module.layers += 1
-    module.pinned += pinned
-    if alone > module.worst:
-        module.worst, module.worst_layer = alone, layer
-
-
-def _place(module: _Module, start: int) -> None:
-    module.start = start
-    for child in module.children.values():
-        _place(child, start)
-        start += child.layers
-
-
-def _boxes(module: _Module) -> Sequence[_Module]:
-    return [module, *(box for child in module.children.values() for box in _boxes(child))]
-
-
-def _words(box: _Module) -> str:
-    name = label(box.path[-1]) if box.path else "the model"
-    return f"{name}<br>{box.pinned} of {box.layers}" if box.pinned else name
-
-
-def _facts(box: _Module) -> str:
-    name = label(".".join(box.path)) if box.path else "the model"
-    lines = [f"<b>{name}</b>", f"{counted(box.layers, 'layer')}, {box.pinned} pinned"]
-    if box.worst_layer:
-        lines.append(f"worst alone: {label(box.worst_layer)}, {brief(box.worst)}")
-    return "<br>".join(lines)
+        parts = [part for part in _SEPARATORS.split((module or scope) if named else op) if part]
+        path = tuple(parts[:SHOWN_MODULE_LEVELS])
+        for depth in range(len(path) + 1):
+            box = found.setdefault(path[:depth], _Module(path[:depth]))
+            box.layers += 1
+            box.pinned += bool(pinned)
+            if alone > box.worst:
+                box.worst, box.worst_layer = float(alone), layer
+    for box in found.values():
+        if box.path:
+            parent = found[box.path[:-1]]
+            box.start = box.free = parent.free
+            parent.free += box.layers
+    return found.values()
 
 
 _SPREAD = [f"channel_peak_{q}" for q in ("min", "p25", "p50", "p75", "max")]
-_SHOWN_BOXES = 400
-_FLOOR = 1e-12
-"""Where a logarithmic axis shows a layer that is all zeros."""
+SHOWN_PINNED_LAYERS = 400
+SHOWN_FOR_ZERO = 1e-12
 
 
 def ranges_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
-    """The largest magnitude of each layer in FP32, and of its channels, against the limits of
-    ``precision``. None where no ranges were measured.
-    """
+    """The largest magnitude of each layer and its channels, against the limits of ``precision``."""
     if "ref_max" not in layers or not layers["ref_max"].notna().any():
         return None
     largest = layers[["ref_min", "ref_max"]].abs().max(axis=1)
-    places = np.arange(len(layers))
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     if set(_SPREAD) <= set(layers.columns):
         # Without gaps, which would tear the band: what has no channels is one.
         spread = _alive(layers[_SPREAD].apply(lambda column: column.fillna(largest)))
-        spread = spread.fillna(_FLOOR)
-        low = line_of("channels, the middle half", places, spread["channel_peak_p25"], MUTED)
-        high = line_of("channels, the middle half", places, spread["channel_peak_p75"], MUTED)
+        spread = spread.fillna(SHOWN_FOR_ZERO)
         quiet = {"line": {"width": 0}, "hoverinfo": "skip", "hovertemplate": None}
-        data.append({**low, **quiet, "showlegend": False})
-        data.append({**high, **quiet, "fill": "tonexty", "fillcolor": "rgba(139,141,152,.35)"})
-    data.append(line_of("the largest value", places, largest, ACCENT))
+        fill = {"fill": "tonexty", "fillcolor": "rgba(139,141,152,.35)"}
+        for column, more in (("p25", {"showlegend": False}), ("p75", fill)):
+            edge = _line("channels, the middle half", spread[f"channel_peak_{column}"], MUTED)
+            data.append({**edge, **quiet, **more})
+    data.append(_line("the largest value", largest, ACCENT))
     pinned = np.flatnonzero(layers["pinned"].astype(bool))
     if pinned.size:
-        height = largest.iloc[pinned]
-        data.append(marks_of("pinned", pinned, height, "circle-open", ACCENT, 9))
-    axis = _magnitudes("magnitude in FP32", largest, precision)
-    layout = {"xaxis": NETWORK, "yaxis": axis, **_limits(precision)}
+        mark = {"symbol": "circle-open", "size": 9}
+        data.append(_marks("pinned", pinned, largest.iloc[pinned], mark))
+    layout = {"xaxis": _NETWORK, **_limits("magnitude in FP32", largest, precision)}
     alt = f"Magnitudes of each layer's values against the limits of {precision.value.upper()}"
     return Figure("ranges-plot", alt, data, layout, of_layers=True, height=360)
 
 
 def channels_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
-    """A box a pinned layer: how the largest magnitudes of its channels spread. None where nothing
-    is pinned, or channels were not measured.
-    """
+    """A box a pinned layer: how the largest magnitudes of its channels spread."""
     if not set(_SPREAD) <= set(layers.columns):
         return None
     alive = (layers["channels"] > 0) & (layers["channel_peak_max"] > 0.0)
-    pinned = np.flatnonzero(layers["pinned"].astype(bool) & alive)
+    pinned = np.flatnonzero(layers["pinned"].astype(bool) & alive)[:SHOWN_PINNED_LAYERS]
     if not pinned.size:
         return None
-    pinned = pinned[:_SHOWN_BOXES]
     rows = layers.iloc[pinned]
     spread = _alive(rows[_SPREAD])
-    low, first, middle, third, high = (spread[c] for c in _SPREAD)
+    low, first, middle, third, high = (spread[c].map(short).to_list() for c in _SPREAD)
     places = list(range(len(rows)))
-    whiskers: list[float | None] = []
-    for bottom, top in zip(low, high, strict=True):
-        whiskers += [short(bottom), short(top), None]
-    names = [int(i) for i in pinned]
+    of_layer = {"layers": [int(i) for i in pinned]}
     facts = [
         f"{n:.0f} channels; channel {w:.0f} is the largest"
         for n, w in zip(rows["channels"], rows["worst_channel"], strict=True)
     ]
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "smallest to largest channel",
-            "x": [x for i in places for x in (i, i, None)],
-            "y": whiskers,
-            "line": {"color": MUTED, "width": 1.5},
-            "hoverinfo": "skip",
-        },
-        {
-            "type": "bar",
-            "name": "the middle half of the channels",
-            "x": places,
-            "y": [short(b - a) for a, b in zip(first, third, strict=True)],
-            "base": [short(v) for v in first],
-            "marker": {"color": ACCENT, "opacity": 0.55},
-            "layers": names,
-            "customdata": facts,
-            "hovertemplate": "%{text}<br>%{customdata}",
-        },
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "the median channel",
-            "x": places,
-            "y": [short(v) for v in middle],
-            "marker": {"color": ACCENT, "symbol": "line-ew-open", "size": 9},
-            "layers": names,
-            "hovertemplate": "%{text}<br>%{y:.3g}",
-        },
+    half = [short(b - a) for a, b in zip(first, third, strict=True)]
+    bar = {"base": first, "customdata": facts, "hovertemplate": "%{text}<br>%{customdata}"}
+    colour = {"color": ACCENT, "opacity": 0.55}
+    whiskers = [y for ends in zip(low, high, strict=True) for y in (*ends, None)]
+    between = [x for i in places for x in (i, i, None)]
+    line = {"line": {"color": MUTED, "width": 1.5}, "hoverinfo": "skip"}
+    marker = {"color": ACCENT, "symbol": "line-ew-open", "size": 9}
+    median = {"marker": marker, "hovertemplate": "%{text}<br>%{y:.3g}"}
+    data = [
+        _scatter("smallest to largest channel", between, whiskers, "lines", **line),
+        _bar("the middle half of the channels", places, half, colour, **bar, **of_layer),
+        _scatter("the median channel", places, middle, "markers", **median, **of_layer),
     ]
-    layout = {
-        "xaxis": {"title": {"text": "pinned layer, in network order"}},
-        "yaxis": _magnitudes("largest magnitude of a channel", high, precision),
-        **_limits(precision),
-    }
+    limits = _limits("largest magnitude of a channel", spread[_SPREAD[-1]], precision)
+    layout = {"xaxis": _title("pinned layer, in network order"), **limits}
     alt = "Spread of the largest magnitudes over the channels of each pinned layer"
     return Figure("channels-plot", alt, data, layout, of_layers=True, height=360)
 
 
 def _alive(spread: pd.DataFrame) -> pd.DataFrame:
-    """The spread of channels (columns from small to large) without those that are zero: nothing of
-    them is lost in any precision, and there is no place for them on a logarithmic axis.
+    """The spread of channels (columns from small to large) without the channels that are zero.
+
+    Nothing of a zero is lost in any precision, and a logarithmic axis has no place for it.
     """
     return spread.where(spread > 0.0).bfill(axis=1)
 
 
-def _ends(precision: Precision) -> list[float]:
-    """The largest and the smallest number of ``precision``; none where it has FP32's range."""
-    return [t[precision] for t in (LARGEST, SMALLEST_SUBNORMAL) if precision in t]
-
-
-def _magnitudes(title: str, values: pd.Series[Any], precision: Precision) -> dict[str, Any]:
-    """An axis that shows the limits, and not how tiny the tiniest values are."""
-    ends = _ends(precision)
-    axis = log_axis(title, [*ends, *values])
-    if not ends:
-        return axis
-    top = max(ends[0], *(v for v in values if math.isfinite(v)))
-    return {**axis, "range": [math.log10(ends[1]) - 1.2, math.log10(top) + 1.0]}
-
-
-def _limits(precision: Precision) -> dict[str, Any]:
-    """Lines at the limits of ``precision``."""
-    if not _ends(precision):
-        return {}
-    name, (largest, smallest) = precision.value.upper(), _ends(precision)
-    return lines_at(
-        line_at(largest, f"{name}: infinite beyond {largest:.5g}"),
-        line_at(smallest, f"{name}: zero below about {smallest:.1g}", MUTED),
+def _limits(title: str, values: pd.Series[Any], precision: Precision) -> Layout:
+    """The y axis of magnitudes, with lines at the limits of ``precision`` if FP32 has others."""
+    if precision not in LARGEST or precision not in SMALLEST_SUBNORMAL:
+        return {"yaxis": _log_axis(title, values)}
+    name = precision.value.upper()
+    largest, smallest = LARGEST[precision], SMALLEST_SUBNORMAL[precision]
+    # The axis shows the limits, and not how tiny the tiniest values are.
+    top = max(largest, *(v for v in values if math.isfinite(v)))
+    ends = [math.log10(smallest) - 1.2, math.log10(top) + 1.0]
+    axis = {**_log_axis(title, [largest, smallest, *values]), "range": ends}
+    levels = _levels(
+        (largest, f"{name}: infinite beyond {largest:.5g}", BAD),
+        (smallest, f"{name}: zero below about {smallest:.1g}", MUTED),
     )
+    return {"yaxis": axis, **levels}
 
 
-_TOLERANCE = "the tolerance"
-_LEAST, _MOST = 1e-6, 1e6
+SHOWN_SCORES = (1e-6, 1e6)
 _SYMBOLS = {"given": "circle", "search_set": "diamond", "holdout": "diamond"}
+
+
+def _symbols(kinds: Iterable[Any]) -> list[str]:
+    return [_SYMBOLS.get(str(kind), "circle") for kind in kinds]
 
 
 def baselines_figure(outputs: pd.DataFrame) -> Figure | None:
@@ -542,35 +445,25 @@ def baselines_figure(outputs: pd.DataFrame) -> Figure | None:
         return None
     rows = outputs.drop_duplicates("baseline")
     scores = [float(s) for s in rows["score"]]
-    heights = [min(_MOST, max(_LEAST, s)) if not math.isnan(s) else _LEAST for s in scores]
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            # On a phone half the plot would be words.
-            "y": [label(b).replace(", ", ",<br>") for b in rows["baseline"]],
-            "x": [short(h) for h in heights],
-            "marker": {"color": [GOOD if v == "pass" else BAD for v in rows["outcome"]]},
-            "text": [brief(s) for s in scores],
-            "textposition": "auto",
-            "customdata": [times(s) for s in scores],
-            "hovertemplate": "%{y}: %{customdata}<extra></extra>",
-        }
-    ]
+    least, most = SHOWN_SCORES
+    heights = [least if math.isnan(s) else min(most, max(least, s)) for s in scores]
+    # On a phone half the plot would be words.
+    names = [label(b).replace(", ", ",<br>") for b in rows["baseline"]]
+    colours = [GOOD if outcome == "pass" else BAD for outcome in rows["outcome"]]
+    said = {"text": [brief(s) for s in scores], "textposition": "auto", "orientation": "h"}
+    words = list(map(times, scores))
+    hover = {"customdata": words, "hovertemplate": "%{y}: %{customdata}<extra></extra>"}
+    bar = _bar("", [short(h) for h in heights], names, {"color": colours}, **said, **hover)
     ends = [math.log10(min(*heights, 1.0)) - 0.5, math.log10(max(*heights, 1.0)) + 0.9]
-    line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 1, "x1": 1}
+    axis = _log_axis("\u00d7 tolerance: left of the line passes", heights)
     layout = {
-        "xaxis": {
-            **log_axis("\u00d7 tolerance: left of the line passes", heights),
-            "tickangle": 0,
-            "range": ends,
-        },
+        "xaxis": {**axis, "tickangle": 0, "range": ends},
         "yaxis": {"autorange": "reversed", "automargin": True, "showgrid": False},
-        "shapes": [{**line, "line": {"color": BAD, "dash": "dash", "width": 1.5}}],
+        "shapes": [_upright(1, BAD, "dash")],
         "showlegend": False,
     }
     alt = "Score of each baseline in multiples of the tolerance"
-    return Figure("baselines-plot", alt, data, layout, height=110 + 34 * len(rows))
+    return Figure("baselines-plot", alt, [bar], layout, height=110 + 34 * len(rows))
 
 
 def inputs_figure(inputs: pd.DataFrame) -> Figure | None:
@@ -582,76 +475,59 @@ def inputs_figure(inputs: pd.DataFrame) -> Figure | None:
     worst = inputs[plan].max(axis=1).sort_values(ascending=False, kind="stable")
     rows = inputs.loc[worst.index]
     names = [label(n) for n in rows["input"]]
-    symbols = [_SYMBOLS.get(str(k), "circle") for k in rows["kind"]]
-    data: list[dict[str, Any]] = []
-    shown = (("under the plan", worst, ACCENT), ("everything reduced", None, BAD))
+    symbols = _symbols(rows["kind"])
+    before = rows[reduced].max(axis=1) if reduced else worst * math.nan
+    places = list(range(1, len(rows) + 1))
+    data: list[Trace] = []
+    shown = (("under the plan", worst, ACCENT), ("everything reduced", before, BAD))
     for words, values, colour in shown:
-        if values is None:
-            values = rows[reduced].max(axis=1) if reduced else worst * math.nan
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": words,
-                "x": list(range(1, len(rows) + 1)),
-                "y": _heights(list(map(float, values))),
-                "text": [f"{n}<br>{times(float(v))}" for n, v in zip(names, values, strict=True)],
-                "marker": {"color": colour, "size": 8, "symbol": symbols},
-                "hovertemplate": "%{text}",
-            }
-        )
+        scores = [float(v) for v in values]
+        text = [f"{n}<br>{times(s)}" for n, s in zip(names, scores, strict=True)]
+        marker = {"color": colour, "size": 8, "symbol": symbols}
+        more = {"text": text, "marker": marker, "hovertemplate": "%{text}"}
+        data.append(_scatter(words, places, _heights(scores), "markers", **more))
     apart = " (diamonds: held out)" if "diamond" in symbols else ""
     layout = {
-        "xaxis": {"title": {"text": f"worst first{apart}"}},
-        "yaxis": log_axis("score, \u00d7 tolerance", [1.0, *(y for t in data for y in t["y"])]),
-        **line_at(1.0, _TOLERANCE),
+        "xaxis": _title(f"worst first{apart}"),
+        "yaxis": _log_axis("score, \u00d7 tolerance", [1.0, *(y for t in data for y in t["y"])]),
+        **_levels((1.0, "the tolerance", BAD)),
     }
     return Figure("inputs-plot", "Score of each input, the worst first", data, layout)
 
 
 def _heights(scores: Sequence[float]) -> list[float | None]:
-    """Where ``scores`` are drawn on a logarithmic axis: those that it has no place for, zero and
-    what is beyond every number, a decade below or above the others; None where none is known.
-    """
+    """Places of ``scores`` on a logarithmic axis; zero and infinity lie beyond the rest."""
     known = [1.0, *(s for s in scores if 0.0 < s < NOTHING_ALLOWED)]
     least, most = min(known) / 10.0, max(known) * 10.0
-    copied = (most if s >= NOTHING_ALLOWED else max(s, least) for s in scores)
-    return [None if math.isnan(s) else short(h) for s, h in zip(scores, copied, strict=True)]
+    return [
+        None if math.isnan(s) else short(most if s >= NOTHING_ALLOWED else max(s, least))
+        for s in scores
+    ]
 
 
 def search_figure(search: pd.DataFrame) -> Figure | None:
-    """A mark an evaluation: how many layers were pinned, and how it ended. None without
-    evaluations."""
+    """A mark an evaluation: how many layers were pinned, and how it ended."""
     if not len(search):
         return None
     passed = search["outcome"] == Verdict.PASS.value
     failed = search["outcome"] == Verdict.FAIL.value
     kinds = (("pass", passed, GOOD), ("fail", failed, BAD), ("other", ~passed & ~failed, MUTED))
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     for words, where, colour in kinds:
         rows = search[where]
         if len(rows):
-            told = zip(rows["runner"], rows["on"], rows["outcome"], rows["score"], strict=True)
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": words,
-                    "x": [int(p) for p in rows["evaluation"]],
-                    "y": [int(p) for p in rows["pins"]],
-                    "text": [label(f"{r}, on {o}: {v}, {times(s)}") for r, o, v, s in told],
-                    "marker": {
-                        "color": colour,
-                        "size": 8,
-                        "symbol": [_SYMBOLS.get(str(o), "circle") for o in rows["on"]],
-                    },
-                    "hovertemplate": "evaluation %{x}, %{y} pins<br>%{text}",
-                }
-            )
+            facts = zip(rows["runner"], rows["on"], rows["outcome"], rows["score"], strict=True)
+            style = {
+                "text": [label(f"{r}, on {on}: {v}, {times(s)}") for r, on, v, s in facts],
+                "marker": {"color": colour, "size": 8, "symbol": _symbols(rows["on"])},
+                "hovertemplate": "evaluation %{x}, %{y} pins<br>%{text}",
+            }
+            x, y = rows["evaluation"].map(int).to_list(), rows["pins"].map(int).to_list()
+            data.append(_scatter(words, x, y, "markers", **style))
     most = max(1, int(search["pins"].max()))
     layout = {
-        "xaxis": {"title": {"text": "evaluation (diamonds: on copies)"}},
+        "xaxis": _title("evaluation (diamonds: on copies)"),
         # Below zero, so that an evaluation without pins is a whole mark.
-        "yaxis": {"title": {"text": "layers pinned"}, "range": [-0.04 * most, 1.05 * most]},
+        "yaxis": {**_title("layers pinned"), "range": [-0.04 * most, 1.05 * most]},
     }
     return Figure("search-plot", "Pins and verdict of each evaluation, in order", data, layout)

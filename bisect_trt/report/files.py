@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,23 +29,20 @@ from bisect_trt.base.atomic_files import (
     VERIFY_RECORD,
     draft_prefix,
     scratch,
-    scratch_in,
     sweep,
     write_whole,
 )
 from bisect_trt.base.display import printable
 from bisect_trt.base.errors import BadInputError, MachineError, is_disk_full, not_written
 from bisect_trt.base.outcomes import ValidationVerdict
-from bisect_trt.model.annotated import annotated
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.save import save_model
+from bisect_trt.model.save import annotated, save_model
 from bisect_trt.model.typed import to_typed
-from bisect_trt.report.columns import FLAG, LAYERS, TABLES, to_csv
+from bisect_trt.report.columns import FLAG, LAYERS, TABLES, names_in, to_csv
 from bisect_trt.report.headline import headline
-from bisect_trt.report.html import Page, Section, page_as_html
+from bisect_trt.report.html import as_html, environment
 from bisect_trt.report.junit import as_junit, verification_as_junit
 from bisect_trt.report.markdown import as_markdown
-from bisect_trt.report.page import as_html
 from bisect_trt.report.record import Record
 from bisect_trt.report.text import (
     is_least,
@@ -57,43 +55,35 @@ from bisect_trt.report.text import (
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.verify import Verification
 
-_SHOWN = (
-    "sensitivity",
-    "rank",
-    "max_abs",
-    "snr_db",
-    "finite",
-    "introduced_max_abs",
-    "introduced_snr_db",
-    "introduced_finite",
-    "ref_min",
-    "ref_max",
-    "engine_max_abs",
-    "engine_finite",
+_ANNOTATED = names_in(
+    "sensitivity rank max_abs snr_db finite introduced_max_abs introduced_snr_db "
+    "introduced_finite ref_min ref_max engine_max_abs engine_finite"
 )
-"""Columns of layers.csv; the ``pinned`` among them is said in words, as ``precision``."""
 
 
 def annotated_model(result: Record, graph: Graph) -> onnx.ModelProto:
     """The model that was searched, with the answer at it and errors and pins at its layers."""
-    answer = {"answer": printable(headline(result)), "cause": result.cause.value}
-    answer |= {"requirements": printable(", ".join(result.requirements))}
+    answer = {
+        "answer": printable(headline(result)),
+        "cause": result.cause.value,
+        "requirements": printable(", ".join(result.requirements)),
+    }
     return annotated(graph, answer, dict(_of_layers(result)))
 
 
 def _of_layers(result: Record) -> Iterator[tuple[str, dict[str, str]]]:
-    pinned, low = set(result.pinned), result.plan.base.value
-    proved = result.pins[result.pins["proved"].astype(bool)] if len(result.pins) else result.pins
+    pinned, base = set(result.pinned), result.plan.base.value
+    kept = f"{result.plan.pin_precision.value} (pinned)"
     without = {
         str(row.layer): f"{row.outcome_without}, {'at least ' * is_least(row)}{score_without(row)}"
-        for row in proved.itertuples()
+        for row in result.pins.itertuples()
+        if row.proved
     }
     flags = {c.name for c in LAYERS if c.kind == FLAG}
-    shown = [c for c in _SHOWN if c in result.layers]
+    shown = [c for c in _ANNOTATED if c in result.layers]
     columns = (result.layers[c].to_list() for c in shown)
     for name, *values in zip(result.layers["layer"].map(str), *columns, strict=True):
-        at = result.plan.pin_precision.value
-        words = {"precision": f"{at} (pinned)" if name in pinned else low}
+        words = {"precision": kept if name in pinned else base}
         if name in without:
             words["without_this_pin"] = without[name]
         for column, value in zip(shown, values, strict=True):
@@ -105,20 +95,14 @@ def _of_layers(result: Record) -> Iterator[tuple[str, dict[str, str]]]:
 
 @dataclass(frozen=True)
 class OwnedFolder:
-    """What ``command`` writes: ``files`` are all names that may be in it, ``record`` is the one
-    whose ``kind`` says so.
-    """
+    """A folder that ``command`` writes whole; ``record`` is the file whose ``kind`` says so."""
 
     command: str
     files: frozenset[str]
     record: str
 
     def check(self, folder: Path, read: Sequence[Path] = ()) -> None:
-        """Refuse a folder that the command did not write.
-
-        Raises:
-            BadInputError: it holds other files, or cannot be written.
-        """
+        """Refuse a folder with other files, one that cannot be written, or one of ``read``."""
         if folder.exists() and not folder.is_dir():
             raise BadInputError(f"--out {folder}: not a folder; choose another name")
         held = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
@@ -155,9 +139,7 @@ class OwnedFolder:
     def written(self, folder: Path) -> Iterator[Path]:
         """An empty folder that takes the place of ``folder`` when the block ends well.
 
-        Raises:
-            MachineError: the disk is full; what was in ``folder`` is still there then.
-            BadInputError: it cannot be written.
+        If the disk is full, what was in ``folder`` is still there.
         """
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -174,8 +156,9 @@ class OwnedFolder:
 
 
 def discard(folder: Path) -> None:
-    """Remove an earlier run's result whole, its summary first: what is being computed anew must not
-    look finished, and no file may belong to another answer.
+    """Remove an earlier run's result, its summary first.
+
+    A run that is being computed must not look finished, and no file may belong to another answer.
     """
     for name in (*RESULT_FILES, *VERIFY_FILES):
         (folder / name).unlink(missing_ok=True)
@@ -184,18 +167,16 @@ def discard(folder: Path) -> None:
 def write_report(result: Record, problem: Problem) -> None:
     """Write every file, ``run.json`` last, so that its presence means the folder is complete.
 
-    The model that the plan is for is written too where it is not the user's own.
-
     Raises:
         MachineError: the disk is full; nothing was written then.
         BadInputError: the folder cannot be written.
     """
-    tables = {**_error_tables(result), "search": result.search, "pins": result.pins}
+    tables = {name: getattr(result, name) for name in ("layers", "outputs", "search", "pins")}
     sometimes = {"engines": result.cost, "inputs": result.inputs, "tradeoff": result.tradeoff}
     tables |= {name: table for name, table in sometimes.items() if len(table)}
     texts = {
         PLAN: result.plan_json(problem.plan_of_whole(result.plan)) + "\n",
-        **documents_of(result),
+        **_documents(result),
         RUN: to_json(result.as_json()) + "\n",
     }
     models = {
@@ -207,8 +188,8 @@ def write_report(result: Record, problem: Problem) -> None:
     _write(result.folder, tables, texts, models)
 
 
-def documents_of(result: Record) -> dict[str, str]:
-    """What people and CI read, by file name: all that can be written again from a run's folder."""
+def _documents(result: Record) -> dict[str, str]:
+    """What people and CI read: all that can be written again from a run's folder."""
     return {
         "report.md": as_markdown(result),
         "report.html": as_html(result),
@@ -217,28 +198,21 @@ def documents_of(result: Record) -> dict[str, str]:
 
 
 def write_documents(result: Record) -> None:
-    """Write report.html, report.md and junit.xml again. Raises as :func:`write_report`."""
-    with scratch_in(result.folder):
-        _write(result.folder, {}, documents_of(result), {})
+    """Write report.html, report.md and junit.xml again."""
+    _write(result.folder, {}, _documents(result), {})
 
 
 def write_tables(result: Record) -> None:
-    """The error tables alone: layers.csv and outputs.csv. Raises as :func:`write_report`."""
-    _write(result.folder, _error_tables(result), {}, {})
-
-
-def _error_tables(result: Record) -> dict[str, pd.DataFrame]:
-    return {"layers": result.layers, "outputs": result.outputs}
+    """Write the error tables alone: layers.csv and outputs.csv."""
+    _write(result.folder, {"layers": result.layers, "outputs": result.outputs}, {}, {})
 
 
 def _write(
     folder: Path, tables: dict[str, pd.DataFrame], texts: dict[str, str], models: dict[str, Any]
 ) -> None:
-    """All of it into a draft folder, then file by file to its place: a full disk or an error is met
-    before anything is seen.
-    """
+    """Write all into a draft folder, then move each file, so that an error leaves no part."""
     try:
-        with scratch("result") as made:
+        with scratch("result", folder) as made:
             draft = Path(made)
             for name, table in tables.items():
                 text = to_csv(table, TABLES[name])
@@ -260,9 +234,7 @@ def _write(
 
 
 def to_json(value: Any) -> str:
-    """Strict JSON: NaN becomes null, infinities the strings "inf" and "-inf", which JSON has no
-    numbers for.
-    """
+    """Strict JSON: NaN becomes null, infinities become the strings "inf" and "-inf"."""
     return json.dumps(_plain(value), indent=2, allow_nan=False)
 
 
@@ -273,41 +245,43 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if hasattr(value, "item"):
         value = value.item()
-    if isinstance(value, float):
-        if value != value:
-            return None
-        return value if abs(value) != float("inf") else ("inf" if value > 0 else "-inf")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
     return value
 
 
 def write_verification(found: Verification) -> None:
-    """Write the three files into the verification's folder.
+    """Write verify.html, verify.json and verify.junit.xml, each whole."""
+    validation = found.validation
+    overfitted = validation is not None and validation.word is ValidationVerdict.OVERFITTED
+    page = (
+        environment()
+        .get_template("verify.html.j2")
+        .render(
+            answer=verdict(found),
+            good=found.passed and not overfitted,
+            lines=[f"{found.model}: {plan_line(found)}.", *validation_lines(found)],
+            checks=found.checks,
+        )
+    )
+    files = {
+        VERIFY_PAGE: page,
+        VERIFY_RECORD: to_json(found.as_json()) + "\n",
+        VERIFY_JUNIT: verification_as_junit(found),
+    }
+    write_all(found.folder, files)
+
+
+def write_all(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files into ``folder`` in their order, each whole.
 
     Raises:
         MachineError: the disk is full.
         BadInputError: the folder cannot be written.
     """
-    files = {
-        VERIFY_PAGE: page_as_html(_page(found)),
-        VERIFY_RECORD: to_json(found.as_json()) + "\n",
-        VERIFY_JUNIT: verification_as_junit(found),
-    }
     try:
-        for name, text in files.items():
-            write_whole(found.folder / name, text.encode(errors="replace"))
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_whole(folder / name, text.encode(errors="replace"))
     except OSError as error:
-        raise not_written(f"--out {found.folder}", error, "; choose another folder") from error
-
-
-def _page(found: Verification) -> Page:
-    said = {True: "ok", False: "no", None: "not looked at"}
-    rows = [
-        {"checked": c.what, "says": said[c.validation], "found": c.detail} for c in found.checks
-    ]
-    lines = [f"{found.model}: {plan_line(found)}.", *validation_lines(found)]
-    sections = [Section("What was looked at", pd.DataFrame(rows))]
-    overfitted = (
-        found.validation is not None and found.validation.word is ValidationVerdict.OVERFITTED
-    )
-    good = found.passed and not overfitted
-    return Page("bisect-trt verify", verdict(found), good, sections, lines)
+        raise not_written(f"--out {folder}", error, "; choose another folder") from error

@@ -13,19 +13,18 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from bisect_trt.base.atomic_files import write_whole
 from bisect_trt.base.display import xml_text
-from bisect_trt.base.errors import BadInputError, not_written, one_line
+from bisect_trt.base.errors import BadInputError, one_line
 from bisect_trt.base.outcomes import word_of
 from bisect_trt.inputs.augmentations import check_kinds
 from bisect_trt.metrics.parser import check_requirements
 from bisect_trt.metrics.requirements import times
-from bisect_trt.report.files import OwnedFolder, to_json
+from bisect_trt.report.files import OwnedFolder, to_json, write_all
 from bisect_trt.report.headline import headline
-from bisect_trt.report.html import Page, Section, page_as_html, page_as_markdown
 from bisect_trt.report.junit import as_junit
+from bisect_trt.report.markdown import Page, Section, page_as_markdown
 from bisect_trt.report.record import Record
-from bisect_trt.report.summarise import judged_scores
+from bisect_trt.report.tables import judged_scores
 from bisect_trt.settings import FORMER, Option, Settings, options
 from bisect_trt.steps.saved_plan import compiled
 
@@ -39,8 +38,9 @@ _FILES = ("--input", "--holdout", "--metric", "--augmented")
 
 @dataclass(frozen=True)
 class Project:
-    """``runs`` are the settings by the models' names, in the file's order; each has its folder in
-    ``out``. ``warnings`` name the keys of older versions that the file has.
+    """The settings of each model by its name, in the file's order; ``out`` holds their folders.
+
+    ``warnings`` name the keys of older versions that the file has.
     """
 
     path: Path
@@ -91,15 +91,13 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
 
 
 def _check_values(settings: Settings) -> None:
-    """What can be known to be wrong before a model is read."""
+    """Refuse what can be known to be wrong before a model is read."""
     check_requirements(settings.require, [str(metric) for metric in settings.metrics])
     check_kinds(settings.augmented)
-    for flag, texts in (
-        ("--keep-fp32", settings.keep_fp32),
-        ("--keep-reduced", settings.keep_reduced),
-    ):
-        for text in texts:
-            compiled(flag, text)
+    for text in settings.keep_fp32:
+        compiled("--keep-fp32", text)
+    for text in settings.keep_reduced:
+        compiled("--keep-reduced", text)
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -153,11 +151,12 @@ def _fields(
     for key, value in table.items():
         if key in ("model", "input"):
             its = Option(f"--{key}", "", kind=Path, repeatable=key == "input")
-            name = {"model": "model", "input": "inputs"}[key]
+            name = "model" if key == "model" else "inputs"
         else:
             name, its = keys[key]
         if not _fits(its, value):
-            kind = "a list of texts" if its.repeatable else _words(its)
+            words = {int: "a whole number", float: "a number", bool: "true or false"}
+            kind = "a list of texts" if its.repeatable else words.get(its.kind, "a text")
             raise BadInputError(f"{path}: {where}: {key} must be {kind}")
         several = [value] if its.repeatable and isinstance(value, str) else value
         found[name] = _placed(its, several, path.parent)
@@ -165,18 +164,13 @@ def _fields(
 
 
 def _fits(its: Option, value: Any) -> bool:
-    """TOML has types, so that a text is no number and a number no switch."""
+    """Whether a TOML value has the option's type: a text is no number, a number no switch."""
     if its.repeatable and isinstance(value, list):
         return all(isinstance(v, str) for v in value)
     if its.kind in (int, float):
         kinds = (int,) if its.kind is int else (int, float)
         return isinstance(value, kinds) and not isinstance(value, bool)
     return isinstance(value, bool if its.kind is bool else str)
-
-
-def _words(its: Option) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false"}
-    return words.get(its.kind, "a text")
 
 
 def _placed(its: Option, value: Any, folder: Path) -> Any:
@@ -192,15 +186,15 @@ def _placed(its: Option, value: Any, folder: Path) -> Any:
     return value if not value or (named and not in_file) else str(folder / value)
 
 
-INDEX, MARKDOWN, RECORD, JUNIT = "index.html", "gate.md", "gate.json", "junit.xml"
-_OWNED = OwnedFolder("bisect-trt gate", frozenset({INDEX, MARKDOWN, RECORD, JUNIT}), RECORD)
+MARKDOWN = "gate.md"
+RECORD = "gate.json"
+JUNIT = "junit.xml"
+_OWNED = OwnedFolder("bisect-trt gate", frozenset({MARKDOWN, RECORD, JUNIT}), RECORD)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One model: what its run found, or in ``error`` why there was none; ``exit_code`` that of a
-    command of its own.
-    """
+    """One model: what its run found, or why there was none, and its exit code."""
 
     name: str
     exit_code: int
@@ -241,11 +235,7 @@ class Gate:
 
 
 def check_gate_folder(folder: Path, models: Iterable[str]) -> None:
-    """Refuse a folder with files of the gate's names that no gate wrote.
-
-    Raises:
-        BadInputError: there is one, it is no folder, or a model is called as one of the files.
-    """
+    """Refuse a folder with files of the gate's names that no gate wrote."""
     if taken := sorted(_OWNED.files.intersection(models)):
         raise BadInputError(f"[models.{taken[0]}]: the gate writes a file of that name")
     if folder.exists() and not folder.is_dir():
@@ -258,30 +248,26 @@ def check_gate_folder(folder: Path, models: Iterable[str]) -> None:
         )
 
 
-def gate_table(gate: Gate) -> pd.DataFrame:
+def _table(gate: Gate) -> pd.DataFrame:
     """A row a model."""
     rows: list[dict[str, Any]] = []
     for entry in gate.entries:
-        row: dict[str, Any] = {"model": entry.name, "gate": _word(entry)}
+        word = {0: "pass", 1: "MISSED"}.get(entry.exit_code, f"ERROR {entry.exit_code}")
+        row: dict[str, Any] = {"model": entry.name, "gate": word}
         found = entry.result
         if found is not None:
-            robust = word_of(found.validation) or ""
-            row |= {"pins": f"{len(found.pinned)} of {found.layer_count}", "score": found.score}
-            row |= {"inputs": robust, "judged by": found.runner}
-            row |= {
-                "new evaluations": str(found.new_evaluations),
-                "seconds": round(found.seconds, 1),
-            }
+            row["pins"] = f"{len(found.pinned)} of {found.layer_count}"
+            row["score"] = found.score
+            row["inputs"] = word_of(found.validation) or ""
+            row["judged by"] = found.runner
+            row["new evaluations"] = str(found.new_evaluations)
+            row["seconds"] = round(found.seconds, 1)
         rows.append({**row, "answer": entry.said})
     return pd.DataFrame(rows)
 
 
-def _word(entry: Entry) -> str:
-    return {0: "pass", 1: "MISSED"}.get(entry.exit_code, f"ERROR {entry.exit_code}")
-
-
 def gate_page(gate: Gate) -> Page:
-    """The table, with a link to each model's report."""
+    """The answer and the table."""
     missed = _names(e for e in gate.entries if e.exit_code == 1 and not e.is_refuted)
     refuted = _names(e for e in gate.entries if e.is_refuted)
     broken = _names(e for e in gate.entries if e.exit_code > 1)
@@ -298,11 +284,8 @@ def gate_page(gate: Gate) -> Page:
         answer = f"Open: {done} of {gate.planned} models meet their requirements."
     if done < gate.planned:
         lines.append(f"{gate.planned - done} models have not been run yet.")
-    links = {e.name: f"{e.name}/report.html" for e in gate.entries if e.result is not None}
     good = gate.exit_code == 0 and done == gate.planned
-    return Page(
-        "bisect-trt gate", answer, good, [Section("Models", gate_table(gate), (), links)], lines
-    )
+    return Page("bisect-trt gate", answer, good, [Section("Models", _table(gate))], lines)
 
 
 def _names(entries: Iterable[Entry]) -> str:
@@ -311,47 +294,25 @@ def _names(entries: Iterable[Entry]) -> str:
 
 def gate_record(gate: Gate) -> dict[str, Any]:
     """The content of gate.json."""
-    return {
-        "kind": _OWNED.command,
-        "exit_code": gate.exit_code,
-        "planned": gate.planned,
-        "models": [
-            {
-                "name": entry.name,
-                "exit_code": entry.exit_code,
-                "said": entry.said,
-                "folder": entry.name,
-                "new_evaluations": entry.result.new_evaluations
-                if entry.result is not None
-                else None,
-                "score": entry.result.score if entry.result is not None else None,
-                "pinned": entry.result.pinned if entry.result is not None else None,
-            }
-            for entry in gate.entries
-        ],
-    }
+    models = []
+    for entry in gate.entries:
+        row: dict[str, Any] = {"name": entry.name, "exit_code": entry.exit_code}
+        row |= {"said": entry.said, "folder": entry.name}
+        for key in ("new_evaluations", "score", "pinned"):
+            row[key] = getattr(entry.result, key, None)
+        models.append(row)
+    record: dict[str, Any] = {"kind": _OWNED.command, "exit_code": gate.exit_code}
+    return {**record, "planned": gate.planned, "models": models}
 
 
 def write_gate(gate: Gate) -> None:
-    """Write index.html, gate.md, junit.xml and gate.json, each whole.
-
-    Raises:
-        MachineError: the disk is full.
-        BadInputError: the folder cannot be written.
-    """
-    page = gate_page(gate)
+    """Write gate.md, junit.xml and gate.json, each whole."""
     texts = {
         RECORD: to_json(gate_record(gate)) + "\n",  # first: it says whose the others are
-        INDEX: page_as_html(page),
-        MARKDOWN: page_as_markdown(page),
+        MARKDOWN: page_as_markdown(gate_page(gate), more=RECORD),
         JUNIT: _junit(gate),
     }
-    try:
-        gate.folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_whole(gate.folder / name, text.encode(errors="replace"))
-    except OSError as error:
-        raise not_written(f"--out {gate.folder}", error, "; choose another folder") from error
+    write_all(gate.folder, texts)
 
 
 def _junit(gate: Gate) -> str:

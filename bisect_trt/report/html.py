@@ -1,149 +1,75 @@
-"""report.html: its first screen and its pages."""
+"""report.html: its first screen, its tables and plots, and what to copy."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from bisect_trt.base.display import counted, markdown, printable
-from bisect_trt.base.outcomes import InputKind, Validation
-from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
-from bisect_trt.report.headline import answer_lines, files_line, headline, next_step, not_covered
-from bisect_trt.report.markdown import answer_lines as markdown_lines
-from bisect_trt.report.markdown import table_lines
+from bisect_trt.base.atomic_files import PLAN, REWRITTEN_MODEL, TYPED_MODEL
+from bisect_trt.base.display import counted, printable
+from bisect_trt.base.outcomes import VANISHING, Finding, InputKind, Tally, Validation
+from bisect_trt.base.plan import Precision
+from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief
+from bisect_trt.report import figures, tables, text
+from bisect_trt.report.columns import names_in
+from bisect_trt.report.headline import files_line, headline, next_step, not_covered
 from bisect_trt.report.record import Record
-from bisect_trt.report.text import (
-    caption_of,
-    judged_by,
-    meaning_of,
-    number,
-    scores_told,
-    tone,
-    validation_sentences,
+from bisect_trt.settings import options
+
+SHOWN_ROWS = 300
+_TRADEOFF = names_in(
+    "pins set given_share perturbed_share perturbed_lower_bound augmented_share holdout_share "
+    "p50_score p95_score worst_score latency_ms"
 )
+_SEARCH = names_in("evaluation runner on base pins outcome score seconds note")
+_PROOF = names_in("proved proved_on proof_evaluation outcome_without score_without missed_on")
+_NAMED = names_in("layer op module where")
+_FLAGS = names_in("pinned source finite engine_finite")
+_LAYERS = names_in(
+    "layer op module where pinned source rank sensitivity introduced_rel_range rel_range "
+    "max_abs snr_db finite engine_rel_range engine_finite ref_min ref_max channels"
+)
+_TITLES = {
+    "introduced_rel_range": "own error / range",
+    "rel_range": "error / range",
+    "max_abs": "largest error",
+    "snr_db": "SNR, dB",
+    "engine_rel_range": "engine error / range",
+    "engine_finite": "engine finite",
+    "ref_min": "smallest value",
+    "ref_max": "largest value",
+}
+"""Titles of columns in the page; its tooltips have their names in layers.csv."""
 
-
-@dataclass(frozen=True)
-class Tile:
-    """A figure (``value``), what it is (``name``), and what to know about it (``note``)."""
-
-    name: str
-    value: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Held:
-    """One kind of input: the ``passed`` of ``tested``, their ``share``, what is known of all such
-    inputs (``bound``, blank where the tested ones are all), the ``worst`` score and whose it is.
-    """
-
-    name: str
-    passed: int
-    tested: int
-    share: float
-    bound: str
-    worst: str
-    worst_name: str
-
-
-def tiles(result: Record) -> list[Tile]:
-    """Cause, the plan's size, before and after, and what it costs."""
-    found = [Tile("cause", result.cause.value, "")]
-    if result.passed:
-        note = f"of {counted(result.layer_count, 'layer')} stay in FP32"
-        found.append(Tile("pins", str(len(result.pinned)), note))
-    reduced = result.precision.value.upper()
-    before, of = _score(result.base_score)
-    # A larger score on an input that may miss is not the plan's.
-    count = ", on the inputs that count" if result.given_share < 1.0 else ""
-    found.append(Tile("before", before, f"{of}everything in {reduced}{count}"))
-    if not math.isnan(result.score):
-        after, of = _score(result.score)
-        found.append(Tile("after", after, f"{of}with the plan{count}"))
-    cost = _cost(result)
-    return [*found, cost] if cost is not None else found
-
-
-def _score(score: float) -> tuple[str, str]:
-    """A score, and what it is a multiple of."""
-    return brief(score), "tolerance, " if score < NOTHING_ALLOWED else ""
-
-
-def _cost(result: Record) -> Tile | None:
-    """Latency where engines were built, else the memory traffic that pins add."""
-    if "latency_ms" in result.cost:
-        rows = result.cost.itertuples()
-        latency = {str(row.engine).rpartition(" ")[2]: float(str(row.latency_ms)) for row in rows}
-        others = [n for n in ("fp32", result.precision.value) if n in latency]
-        if "plan" in latency:
-            beside = ", ".join(f"{n.upper()} {number(latency[n])} ms" for n in others)
-            return Tile("latency", f"{number(latency['plan'])} ms", beside)
-    if "relative_bytes" in result.tradeoff:
-        picked = result.tradeoff.loc[result.tradeoff["set"] == "answer", "relative_bytes"].dropna()
-        if len(picked):
-            more = 100.0 * (float(picked.iloc[0]) - 1.0)
-            note = "memory traffic against everything reduced; no engine was timed"
-            return Tile("cost", f"{more:+.0f} %", note)
-    return None
-
-
-def held_kinds(validation: Validation | None) -> list[Held]:
-    """What the plan was tested on, a kind a row; nothing where no plan passes."""
-    if validation is None:
-        return []
-    found = []
-    for kind in InputKind:
-        its = validation.of(kind)
-        if its.tested:
-            copied = kind is not InputKind.GIVEN
-            bound = f"at least {100.0 * its.lower_bound:.1f} % of all" if copied else ""
-            worst = brief(its.worst_score)
-            # The file's own name: the path is in inputs.csv.
-            of = re.split(r"[\\/]", its.worst)[-1]
-            found.append(Held(kind.words, its.passed, its.tested, its.share, bound, worst, of))
-    return found
-
-
-def answer(result: Record) -> dict[str, Any]:
-    """What ``answer.html.j2``, the first screen, is given."""
-    return {
-        "result": result,
-        "tone": tone(result),
-        "headline": headline(result),
-        # The first sentence is the table's caption and rows.
-        "validation": [*validation_sentences(result.validation)[1:], *not_covered(result)],
-        "caption": caption_of(result.validation),
-        "meaning": meaning_of(result.validation),
-        "next_step": next_step(result),
-        "held": held_kinds(result.validation),
-        "tiles": tiles(result),
-        "judged_by": judged_by(result),
-    }
+_SCRIPTS = ("plotly-basic.min.js", "dataTables.min.js", "report.js")
+_STYLES = ("dataTables.min.css", "report.css", "answer.css")
 
 
 @cache
 def environment() -> Environment:
-    """The package's templates; they escape what they are given."""
+    """The package's templates for pages; they escape what they are given."""
     # The template's name ends in .j2: what is chosen by endings would escape nothing.
     made = _templates(autoescape=True, finalize=_harmless)
-    made.filters |= {"number": number, "times": times, "brief": brief}
-    made.filters |= {"told": scores_told, "cell": _cell, "code": _code}
+    made.filters |= {"brief": brief, "cell": _cell, "code": _code}
     return made
 
 
 @cache
 def text_environment() -> Environment:
-    """The same for files that no browser reads; whoever fills them escapes."""
+    """The package's templates for files that no browser reads; callers escape."""
     return _templates(autoescape=False, keep_trailing_newline=True)
 
 
@@ -158,10 +84,9 @@ def _templates(**more: Any) -> Environment:
 
 
 @cache
-def asset(name: str) -> Markup:
+def _asset(name: str) -> Markup:
     """A file of ours or of the libraries, as it stands in the page."""
-    text = (files("bisect_trt.report") / "assets" / name).read_text(encoding="utf-8")
-    return Markup(text)
+    return Markup((files("bisect_trt.report") / "assets" / name).read_text(encoding="utf-8"))
 
 
 def _harmless(value: Any) -> Any:
@@ -169,78 +94,360 @@ def _harmless(value: Any) -> Any:
     return printable(value) if type(value) is str else value
 
 
-def _code(text: str) -> Markup:
-    """Lines of code: what is no line break is spelled out as elsewhere."""
-    return Markup("\n").join(printable(line) for line in text.split("\n"))
+def _code(lines: str) -> Markup:
+    """Lines of code, with all control characters but line breaks spelled out."""
+    return Markup("\n").join(printable(line) for line in lines.split("\n"))
 
 
 def _cell(value: Any) -> str:
-    """A table's cell: marks for flags, blank where nothing is known."""
+    """A table's cell: words for flags, blank where nothing is known."""
     if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool) or type(value).__name__ == "bool":
         return "yes" if value else "no"
-    return number(value.item() if hasattr(value, "item") else value)
+    return text.number(value.item() if hasattr(value, "item") else value)
 
 
-_MOST_ROWS = 500
+class Tile(NamedTuple):
+    """A figure of the first screen: what it is, its value, and what to know about it."""
+
+    name: str
+    value: str
+    note: str = ""
 
 
-@dataclass(frozen=True)
-class Section:
-    """``lines`` are sentences; ``links`` maps cells of the table's first column to where they
-    lead.
-    """
-
-    heading: str
-    table: pd.DataFrame = field(default_factory=pd.DataFrame)
-    lines: Sequence[str] = ()
-    links: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Page:
-    """``answer`` is one sentence, ``good`` its colour."""
-
-    title: str
-    answer: str
-    good: bool
-    sections: Sequence[Section]
-    lines: Sequence[str] = ()
+def _tiles(result: Record) -> list[Tile]:
+    """Cause, the plan's size, before and after, and what it costs."""
+    found = [Tile("cause", result.cause.value)]
+    if result.passed:
+        note = f"of {counted(result.layer_count, 'layer')} stay in FP32"
+        found.append(Tile("pins", str(len(result.pinned)), note))
+    # A larger score on an input that may miss is not the plan's.
+    count = ", on the inputs that count" if result.given_share < 1.0 else ""
+    everything = f"everything in {result.precision.value.upper()}{count}"
+    scores = (
+        ("before", result.base_score, everything),
+        ("after", result.score, f"with the plan{count}"),
+    )
+    for name, score, words in scores:
+        if name == "before" or not math.isnan(score):
+            of = "tolerance, " if score < NOTHING_ALLOWED else ""
+            found.append(Tile(name, brief(score), f"{of}{words}"))
+    cost = _cost(result)
+    return [*found, cost] if cost is not None else found
 
 
-def page_as_html(page: Page) -> str:
-    """A page without scripts that works offline."""
-    return environment().get_template("page.html.j2").render(page=page, most=_MOST_ROWS)
+def _cost(result: Record) -> Tile | None:
+    """The latency, where engines were built."""
+    if "latency_ms" in result.cost:
+        rows = zip(result.cost["engine"], result.cost["latency_ms"], strict=True)
+        latency = {
+            str(engine).rpartition(" ")[2]: f"{text.number(float(ms))} ms" for engine, ms in rows
+        }
+        others = [name for name in ("fp32", result.precision.value) if name in latency]
+        if "plan" in latency:
+            beside = ", ".join(f"{name.upper()} {latency[name]}" for name in others)
+            return Tile("latency", latency["plan"], beside)
+    return None
 
 
-def page_as_markdown(page: Page) -> str:
-    """The same for a pull request; without the links."""
-    said = [f"# {markdown(page.title)}", "", f"**{markdown(page.answer)}**", ""]
-    said += [line for text in page.lines for line in (markdown(text), "")]
-    for section in page.sections:
-        said += [f"## {section.heading}", ""]
-        said += [f"- {markdown(line)}" for line in section.lines]
-        said += [""] if section.lines else []
-        if len(section.table):
-            said += [*table_lines(section.table, more="the HTML page"), ""]
-    return "\n".join(said)
+def _tested(validation: Validation | None) -> list[tuple[str, Tally, str, str]]:
+    """Each kind of input that was tested: its name, what was found, the bound, the worst input."""
+    found: list[tuple[str, Tally, str, str]] = []
+    if validation is None:
+        return found
+    for kind in InputKind:
+        its = validation.of(kind)
+        if its.tested:
+            bound = f"at least {100.0 * its.lower_bound:.1f} % of all"
+            # The file's own name: the path is in inputs.csv.
+            worst = re.split(r"[\\/]", its.worst)[-1]
+            found.append((kind.words, its, "" if kind is InputKind.GIVEN else bound, worst))
+    return found
+
+
+def _answer(result: Record) -> dict[str, Any]:
+    """The values of ``answer.html.j2``, the first screen."""
+    return {
+        "result": result,
+        "tone": text.tone(result),
+        "headline": headline(result),
+        # The first sentence is the table's caption and rows.
+        "validation": [*text.validation_sentences(result.validation)[1:], *not_covered(result)],
+        "caption": text.caption_of(result.validation),
+        "meaning": text.meaning_of(result.validation),
+        "next_step": next_step(result),
+        "held": _tested(result.validation),
+        "tiles": _tiles(result),
+        "judged_by": text.judged_by(result),
+    }
 
 
 def as_fragment(result: Record) -> str:
-    """The first screen as an element of somebody else's page, in its colours."""
-    style = asset("notebook.css") + asset("answer.css")
+    """The first screen as an element of a notebook's page, in its colours."""
+    style = _asset("notebook.css") + _asset("answer.css")
     template = environment().get_template("notebook.html.j2")
-    return template.render(style=style, files=files_line(result), **answer(result))
+    return template.render(style=style, files=files_line(result), **_answer(result))
 
 
-def as_markdown(result: Record) -> str:
-    """The first lines of report.md, and what the plan holds on."""
-    return "\n".join(markdown_lines(result)) + "\n"
+def as_html(result: Record) -> str:
+    """The page. Names from models and paths are text in it.
+
+    Templates escape, the data that scripts read is JSON, and only the page's own scripts run.
+    """
+    plots = _figures(result)
+    data = {"figures": [f.as_json() for f in plots.values()], "layers": layer_data(result.layers)}
+    by_kind: dict[str, list[Finding]] = {}
+    # Constants that partly vanish are many and harmless.
+    for finding in sorted(result.findings, key=lambda f: (not f.weighty, f.kind == VANISHING)):
+        by_kind.setdefault(finding.kind, []).append(finding)
+    inputs, layers = tables.worst_inputs(result.inputs), tables.worst_layers(result.layers)
+    of_inputs = [str(c) for c in inputs if c not in ("shapes", "sha256")]
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            **_answer(result),
+            figures=plots,
+            tradeoff=_table(result.tradeoff.dropna(axis=1, how="all"), _TRADEOFF),
+            baselines=list(result.outputs["baseline"].unique()) if len(result.outputs) else [],
+            scores=tables.requirement_scores(result.by_requirement, result.outputs),
+            outputs=_table(result.outputs, tables.OUTPUT_COLUMNS),
+            by_modules=len(result.layers) > 0 and figures.has_modules(result.layers),
+            inputs=_table(inputs, of_inputs, left_out=len(result.inputs) - len(inputs)),
+            searched=text.search_sentences(result),
+            search=_table(result.search, _SEARCH),
+            pins=pin_rows(result),
+            unproved=text.unproved(result),
+            alone=text.misses_alone(result.layers),
+            sources=text.sources(result.layers),
+            proved=bool(result.pins["proved"].any()),
+            cost=_table(result.cost, tables.COST_COLUMNS),
+            engine=text.engine_sentences(result),
+            layers=_table(
+                layers, list(map(str, layers)), left_out=len(result.layers) - len(layers)
+            ),
+            findings=list(by_kind.values()),
+            recipes=recipes(result),
+            command=_folded(shlex.split(result.command)) if result.command else "",
+            scripts=[_asset(name) for name in _SCRIPTS],
+            styles=[_asset(name) for name in _STYLES],
+            policy=_policy(),
+            data=_script_json(data),
+        )
+    )
 
 
-def as_text(result: Record) -> str:
-    """The first lines of the screen."""
-    about = f"{result.model} at {result.precision.value.upper()}"
-    lines = [about, *answer_lines(result), judged_by(result), files_line(result)]
-    return "\n".join(printable(line) for line in lines)
+def _figures(result: Record) -> dict[str, figures.Figure]:
+    """The plots that there is something to draw for, by name."""
+    found = (
+        figures.tradeoff_figure(result.tradeoff),
+        figures.baselines_figure(result.outputs),
+        figures.errors_figure(result.layers),
+        figures.modules_figure(result.layers),
+        figures.ranges_figure(result.layers, result.precision),
+        figures.channels_figure(result.layers, result.precision),
+        figures.inputs_figure(result.inputs),
+        figures.search_figure(result.search),
+    )
+    return {figure.name: figure for figure in found if figure is not None}
+
+
+@cache
+def _policy() -> str:
+    """The Content-Security-Policy: nothing is loaded, and only the page's own scripts run."""
+    digests = [hashlib.sha256(_asset(name).encode()).digest() for name in _SCRIPTS]
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    # Plotly and DataTables set styles; pictures are made in the page.
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _script_json(data: Any) -> Markup:
+    """JSON as a script element holds it: nothing in it can end the element."""
+    written = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        written = written.replace(character, f"\\u{ord(character):04x}")
+    return Markup(written)
+
+
+class Table(NamedTuple):
+    """``rows`` under ``columns``; ``left_out`` counts those that only the CSV file has."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    left_out: int = 0
+
+
+def _table(table: pd.DataFrame, columns: Sequence[str], left_out: int = 0) -> Table:
+    present = [c for c in columns if c in table]
+    rows = text.scores_told(table[present].head(SHOWN_ROWS)).to_numpy(dtype=object).tolist()
+    return Table(present, rows, max(left_out, len(table) - SHOWN_ROWS))
+
+
+def pin_rows(result: Record) -> Table:
+    """The certificate: each pin with the evaluation that failed without it.
+
+    Where no pin is proved, the pins with their sensitivities, the worst first.
+    """
+    pins = result.pins
+    if pins.empty:
+        return Table((), ())
+    known = [c for c in ("sensitivity", "module", "file", "line") if c in result.layers]
+    shown = _with_places(pins.merge(result.layers[["layer", *known]], on="layer", how="left"))
+    proof = [c for c in _PROOF if c != "proved" or not pins["proved"].all()]
+    if not pins["proved"].any():
+        proof = []
+        if "sensitivity" in shown:
+            shown = shown.sort_values("sensitivity", ascending=False, kind="stable")
+    return _table(shown, [*_NAMED, "sensitivity", *proof])
+
+
+def layer_data(table: pd.DataFrame) -> dict[str, Any]:
+    """Every layer as the page's script reads it: columns with their kinds, rows of plain values."""
+    shown = _with_places(table)
+    columns, values = [], []
+    for name in (c for c in _LAYERS if c in shown):
+        kind = "text" if name in _NAMED else "flag" if name in _FLAGS else "number"
+        columns.append({"name": name, "title": _TITLES.get(name, name), "kind": kind})
+        values.append([_plain(value, kind) for value in shown[name]])
+    return {"columns": columns, "rows": [list(row) for row in zip(*values, strict=True)]}
+
+
+def _plain(value: Any, kind: str) -> float | int | str | None:
+    """A value for JSON: None where it is not known, infinities as the texts "inf" and "-inf"."""
+    if kind == "text":
+        return printable(str(value))
+    if pd.isna(value):
+        return None
+    if kind == "flag":
+        return int(bool(value))
+    value = float(value)
+    if math.isinf(value):
+        return "inf" if value > 0.0 else "-inf"
+    return int(value) if value.is_integer() and abs(value) < 1e6 else figures.short(value)
+
+
+def _with_places(table: pd.DataFrame) -> pd.DataFrame:
+    """``table`` with ``where`` (such as ``net.py:21``); without blank columns."""
+    where = [""] * len(table)
+    if "file" in table:
+        rows = zip(table["file"].fillna("").map(str), table["line"], strict=True)
+        where = [f"{_base(f)}:{int(n)}" if f and not pd.isna(n) else "" for f, n in rows]
+    table = table.assign(where=where)
+    blank = [c for c in ("module", "where") if c in table and not table[c].fillna("").any()]
+    return table.drop(columns=blank)
+
+
+def _base(path: str) -> str:
+    return (PureWindowsPath(path) if "\\" in path else PurePosixPath(path)).name
+
+
+_ENGINE = "model.engine"
+_FROM = "From where the run was started."
+Shape = tuple[int, ...]
+Profile = Mapping[str, tuple[Shape, Shape, Shape]]
+
+
+class Recipe(NamedTuple):
+    """A heading, the text to copy, and what to know about it."""
+
+    name: str
+    text: str
+    note: str = ""
+
+
+def recipes(result: Record) -> list[Recipe]:
+    """How to ship the plan; nothing where none meets the requirements."""
+    if not result.passed:
+        return []
+    tf32 = Precision.TF32 in (result.plan.base, result.plan.pin_precision)
+    profile = profile_of_inputs(result)
+    # Its path from where the run was started, as those of the model and its inputs are.
+    words = shlex.split(result.command)
+    folder = words[words.index("--out") + 1] if "--out" in words[:-1] else ""
+    plan = Path(folder) / PLAN
+    # The plan of a rewritten model is of its layers.
+    model = str(plan.with_name(REWRITTEN_MODEL)) if result.rewritten else result.model
+    weak = ["bisect-trt", "export", model, "--plan", str(plan), "--format", "trtexec"]
+    verify = ["bisect-trt", "verify", result.model, *_input_words(words), "--plan", str(plan)]
+    holds, arguments = "Exit code 0 if the plan holds.", "Prints trtexec's arguments."
+    return [
+        Recipe("trtexec", _trtexec(profile, tf32=tf32), "TensorRT 10 and 11."),
+        Recipe("Python", _python(profile, tf32=tf32), "tensorrt, or tensorrt_rtx."),
+        Recipe("polygraphy", _polygraphy(profile, tf32=tf32)),
+        Recipe("Check it in a pipeline", _folded(verify), f"{_FROM} {holds}"),
+        Recipe("TensorRT 8.6 to 10, weakly typed", shlex.join(weak), f"{_FROM} {arguments}"),
+    ]
+
+
+def profile_of_inputs(result: Record) -> dict[str, tuple[Shape, Shape, Shape]]:
+    """The smallest, usual and largest shape of each graph input that has no static shape."""
+    if "shapes" not in result.inputs:
+        return {}
+    seen = [json.loads(shapes) for shapes in result.inputs["shapes"]]
+    found = {}
+    for name in result.dynamic_inputs:
+        shapes = [tuple(int(d) for d in one[name]) for one in seen if name in one]
+        if shapes and len({len(shape) for shape in shapes}) == 1:
+            each = list(zip(*shapes, strict=True))
+            found[name] = (tuple(map(min, each)), shapes[0], tuple(map(max, each)))
+    return found
+
+
+def _input_words(command: Sequence[str]) -> list[str]:
+    """The options of a run that say how its inputs are read; the plan says what is asked."""
+    switches = {its.flag for its in options().values() if its.kind is bool}
+    words, kept = iter(command[3:]), list[str]()  # behind "bisect-trt run MODEL"
+    for flag in words:
+        value = [] if flag in switches else [next(words, "")]
+        if flag in ("--input", "--stacked", "--infinite", "--rewrite", "--profile"):
+            kept += [flag, *value]
+    return kept
+
+
+def _trtexec(profile: Profile, *, tf32: bool) -> str:
+    words = ["trtexec", f"--onnx={TYPED_MODEL}", "--stronglyTyped"]
+    words += [] if tf32 else ["--noTF32"]
+    for place, part in enumerate(("min", "opt", "max")):
+        shapes = [f"{n}:{'x'.join(map(str, s[place]))}" for n, s in profile.items() if s[place]]
+        words += [f"--{part}Shapes={','.join(shapes)}"] if shapes else []
+    return _folded([*words, f"--saveEngine={_ENGINE}"])
+
+
+def _polygraphy(profile: Profile, *, tf32: bool) -> str:
+    words = ["polygraphy", "convert", TYPED_MODEL, "--strongly-typed"]
+    words += ["--tf32"] if tf32 else []
+    for place, part in enumerate(("min", "opt", "max")):
+        shapes = [f"{n}:[{','.join(map(str, s[place]))}]" for n, s in profile.items()]
+        words += [f"--trt-{part}-shapes", *shapes] if shapes else []
+    return _folded([*words, "-o", _ENGINE])
+
+
+def _python(profile: Profile, *, tf32: bool) -> str:
+    shapes = [
+        f"profile.set_shape({name!r}, {', '.join(map(repr, s))})" for name, s in profile.items()
+    ]
+    if shapes:
+        shapes.insert(0, "profile = builder.create_optimization_profile()")
+        shapes.append("config.add_optimization_profile(profile)")
+    template = text_environment().get_template("build_engine.py.j2")
+    return template.render(model=TYPED_MODEL, engine=_ENGINE, tf32=tf32, shapes=shapes).rstrip()
+
+
+def _folded(words: Sequence[str]) -> str:
+    """A command for a POSIX shell, folded where lines would become long."""
+    lines, parts = [""], [shlex.quote(words[0])]
+    for word in words[1:]:
+        # An option's value stays on its line.
+        if parts[-1].startswith("-") and not word.startswith("-"):
+            parts[-1] += f" {shlex.quote(word)}"
+        else:
+            parts.append(shlex.quote(word))
+    for word in parts:
+        if len(lines[-1]) + len(word) > 90 and lines[-1]:
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n".join(lines)

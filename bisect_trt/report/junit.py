@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from bisect_trt.base.display import xml_text
@@ -11,109 +11,99 @@ from bisect_trt.base.outcomes import Tally, Validation, word_of
 from bisect_trt.metrics.requirements import times
 from bisect_trt.report.headline import headline
 from bisect_trt.report.record import Record
-from bisect_trt.report.summarise import judged_scores
+from bisect_trt.report.tables import judged_scores
 from bisect_trt.report.text import validation_sentences, verdict
 from bisect_trt.steps.verify import Verification
 
 
-@dataclass(frozen=True)
-class _Case:
-    """``failure`` is why it fails, '' where it does not; ``shown`` what was seen, if that tells
-    more; ``skipped`` why nothing is said of it.
-    """
+class _Case(NamedTuple):
+    """A test case: why it fails or was skipped (blank if not), and what was seen."""
 
     name: str
     failure: str = ""
-    shown: str = ""
     skipped: str = ""
+    shown: str = ""
+
+
+class _Suite(NamedTuple):
+    model: str
+    seconds: float
+    summary: str
+    validation: Validation | None
 
 
 def as_junit(result: Record) -> str:
-    """A suite of one run; it has a failure where the exit code is 1, and where the plan holds by
-    luck. A pin that nothing proves, as where a budget ended the search, is skipped. The properties
-    are the sentence, the word and what it rests on.
+    """A suite of one run; it has a failure where the exit code is 1, or the plan is overfitted.
+
+    A pin that nothing proves is skipped.
     """
-    properties = list(_properties(headline(result), result.validation))
-    return _suite(result.model, result.seconds, properties, list(_cases(result)))
+    suite = _Suite(result.model, result.seconds, headline(result), result.validation)
+    cases = [*_requirements(result), *_validation(result.validation)]
+    for row in result.pins.itertuples() if not result.ranked else ():
+        if not row.held:
+            skipped = "" if row.proved else "not proved"
+            cases.append(_Case(f"pin {row.layer} is needed", skipped=skipped))
+    return _written(suite, cases)
 
 
 def verification_as_junit(found: Verification) -> str:
-    """A suite of one verification: each way in which the plan was looked at, and each kind of input
-    that it was tested on; it has a failure where the exit code is 1, and where the plan holds by
-    luck.
-    """
-    cases = [
-        _Case(
-            check.what,
-            check.detail if check.validation is False else "",
-            check.detail if check.validation else "",
-            check.detail if check.validation is None else "",
-        )
-        for check in found.checks
-    ]
-    cases += _validation(found.validation) if found.validation is not None else []
-    properties = list(_properties(verdict(found), found.validation))
-    return _suite(found.model, found.seconds, properties, cases)
+    """A suite of one verification: each check, and each kind of input that was tested."""
+    cases = []
+    for check in found.checks:
+        said = {False: "failure", None: "skipped", True: "shown"}[check.validation]
+        cases.append(_Case(check.what, **{said: check.detail}))
+    suite = _Suite(found.model, found.seconds, verdict(found), found.validation)
+    return _written(suite, [*cases, *_validation(found.validation)])
 
 
-def _suite(
-    model: str, seconds: float, properties: Sequence[tuple[str, str]], cases: Sequence[_Case]
-) -> str:
-    suite = ElementTree.Element("testsuite", name="bisect-trt", time=f"{seconds:.3f}")
-    listed = ElementTree.SubElement(suite, "properties")
-    for name, value in properties:
-        attributes = {"name": name, "value": xml_text(value)}
-        ElementTree.SubElement(listed, "property", attributes)
-    for one in cases:
-        attributes = {"classname": xml_text(model), "name": xml_text(one.name)}
-        problem = ElementTree.SubElement(suite, "testcase", attributes)
-        if one.failure:
-            ElementTree.SubElement(problem, "failure", message=xml_text(one.failure))
-        if one.skipped:
-            ElementTree.SubElement(problem, "skipped", message=xml_text(one.skipped))
-        if one.shown:
-            ElementTree.SubElement(problem, "system-out").text = xml_text(one.shown)
-    counts = {"tests": len(cases), "failures": sum(bool(one.failure) for one in cases)}
-    counts |= {"errors": 0, "skipped": sum(bool(one.skipped) for one in cases)}
-    for name, count in counts.items():
-        suite.set(name, str(count))
-    ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _properties(summary: str, validation: Validation | None) -> Iterator[tuple[str, str]]:
-    yield "summary", summary
-    if validation is not None:
-        yield "robustness", word_of(validation) or "not tested"
-        yield "validation", " ".join(validation_sentences(validation)[:2])
-
-
-def _cases(result: Record) -> Iterator[_Case]:
-    yield from _requirements(result)
-    if result.validation is not None:
-        yield from _validation(result.validation)
-    for row in result.pins.itertuples() if not result.ranked else ():
-        if not row.held:
-            yield _Case(f"pin {row.layer} is needed", skipped="" if row.proved else "not proved")
+def _written(suite: _Suite, cases: list[_Case]) -> str:
+    counts = {
+        "tests": len(cases),
+        "failures": sum(bool(case.failure) for case in cases),
+        "errors": 0,
+        "skipped": sum(bool(case.skipped) for case in cases),
+    }
+    attributes = {"name": "bisect-trt", "time": f"{suite.seconds:.3f}"}
+    attributes |= {name: str(count) for name, count in counts.items()}
+    root = ElementTree.Element("testsuite", attributes)
+    properties = {"summary": suite.summary}
+    if suite.validation is not None:
+        properties["robustness"] = word_of(suite.validation) or "not tested"
+        properties["validation"] = " ".join(validation_sentences(suite.validation)[:2])
+    listed = ElementTree.SubElement(root, "properties")
+    for name, value in properties.items():
+        ElementTree.SubElement(listed, "property", {"name": name, "value": xml_text(value)})
+    for case in cases:
+        names = {"classname": xml_text(suite.model), "name": xml_text(case.name)}
+        written = ElementTree.SubElement(root, "testcase", names)
+        for tag, why in (("failure", case.failure), ("skipped", case.skipped)):
+            if why:
+                ElementTree.SubElement(written, tag, message=xml_text(why))
+        if case.shown:
+            ElementTree.SubElement(written, "system-out").text = xml_text(case.shown)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _requirements(result: Record) -> Iterator[_Case]:
-    """Which requirement is missed; all of them where that cannot be told apart."""
+    """The missed requirements fail; all of them where they cannot be told apart."""
     scores = judged_scores(result.by_requirement)
     missed = [r for r, score in scores.items() if score > 1.0] or list(result.requirements)
     for text in result.requirements:
-        score = scores.get(text, result.score)
-        failure = "" if result.passed or text not in missed else result.sentence
-        failure = f"{failure} Score: {times(score)}" if failure else ""
-        yield _Case(f"requirement {text}", failure, f"Score: {times(score)}")
+        score = f"Score: {times(scores.get(text, result.score))}"
+        fails = not result.passed and text in missed
+        failure = f"{result.sentence} {score}" if fails else ""
+        yield _Case(f"requirement {text}", failure, shown=score)
 
 
-def _validation(validation: Validation) -> Iterator[_Case]:
-    """Of each kind of input that was tested: a failure where fewer pass than chance explains."""
+def _validation(validation: Validation | None) -> Iterator[_Case]:
+    """Each kind of input that was tested fails where fewer pass than chance explains."""
+    if validation is None:
+        return
     kinds = (
         ("the given inputs", validation.given),
         ("perturbed inputs", validation.perturbed),
-        ("augmented inputs of the inputs", validation.augmented),
+        ("augmented inputs", validation.augmented),
         ("inputs kept apart", validation.holdout),
     )
     missed = {id(kind) for kind in validation.missed}
@@ -121,10 +111,10 @@ def _validation(validation: Validation) -> Iterator[_Case]:
         missed.add(id(validation.given))
     for words, kind in kinds:
         if kind.tested:
-            shown = _counted(kind)
-            if kind is not validation.given:
-                shown += f", at least {100.0 * kind.lower_bound:.1f} % with 95 % confidence"
-            yield _Case(f"holds on {words}", _counted(kind) if id(kind) in missed else "", shown)
+            said = _counted(kind)
+            bound = f", at least {100.0 * kind.lower_bound:.1f} % with 95 % confidence"
+            shown = said if kind is validation.given else said + bound
+            yield _Case(f"holds on {words}", said if id(kind) in missed else "", shown=shown)
 
 
 def _counted(kind: Tally) -> str:

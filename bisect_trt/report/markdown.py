@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import pandas as pd
 
 from bisect_trt.base.display import counted, markdown
 from bisect_trt.base.outcomes import InputKind, Validation
+from bisect_trt.report.columns import names_in
 from bisect_trt.report.headline import headline, next_step, not_covered, score_after, score_before
 from bisect_trt.report.record import Record
 from bisect_trt.report.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
@@ -20,24 +21,16 @@ from bisect_trt.report.text import (
     validation_sentences,
 )
 
-_MOST_ROWS = 100
+SHOWN_ROWS = 100
 """A comment on GitHub holds 65,536 characters; the CSV files have the rest."""
 
-_PIN_COLUMNS = [
-    "layer",
-    "op",
-    "sensitivity",
-    "proved",
-    "proved_on",
-    "outcome_without",
-    "score_without",
-]
-_REQUIREMENT_COLUMNS = ["requirement", "reduced_score", "plan_score"]
+_PINS = names_in("layer op sensitivity proved proved_on outcome_without score_without")
+_REQUIREMENTS = names_in("requirement reduced_score plan_score")
 
 
 def as_markdown(result: Record) -> str:
     """The content of report.md."""
-    return "\n".join(_lines(result)) + "\n"
+    return "\n".join((*answer_lines(result), *_detail_lines(result))) + "\n"
 
 
 def answer_lines(result: Record) -> Iterator[str]:
@@ -50,28 +43,22 @@ def answer_lines(result: Record) -> Iterator[str]:
     yield f"- cause: {result.cause.value}"
     yield f"- requirement: {', '.join(markdown(r) for r in result.requirements)}"
     yield f"- before: {score_before(result)}; after: {score_after(result)}"
-    evaluations = sum(result.evaluations.values())
+    evaluations = counted(sum(result.evaluations.values()), "evaluation")
     runs = counted(result.sensitivity_runs, "single-layer run")
-    made = f"{counted(evaluations, 'evaluation')}, {runs}"
-    yield f"- judged by: `{result.runner}` ({made})"
+    yield f"- judged by: `{result.runner}` ({evaluations}, {runs})"
     if result.validation is not None:
-        yield from (
-            "",
-            "## What it holds on",
-            "",
-            *table_lines(_validation_table(result.validation)),
-        )
+        table = _validation_table(result.validation)
+        yield from ("", "## What it holds on", "", *table_lines(table))
 
 
-def _lines(result: Record) -> Iterator[str]:
-    yield from answer_lines(result)
+def _detail_lines(result: Record) -> Iterator[str]:
     if len(result.requirements) > 1 and len(result.by_requirement):
         yield from ("", "## Requirements", "")
-        yield from table_lines(result.by_requirement, _REQUIREMENT_COLUMNS)
+        yield from table_lines(result.by_requirement, _REQUIREMENTS)
     yield from ("", "## Pinned layers", "")
     for sentence in search_sentences(result):
         yield f"- {markdown(sentence)}"
-    yield from ("", *table_lines(shown_pins(result), _PIN_COLUMNS, more="pins.csv"))
+    yield from ("", *table_lines(shown_pins(result), _PINS, more="pins.csv"))
     yield from ("", "## Outputs", "", *table_lines(result.outputs, OUTPUT_COLUMNS, "outputs.csv"))
     if result.engine:
         yield from ("", "## Engines", "", *table_lines(result.cost, COST_COLUMNS), "")
@@ -79,55 +66,75 @@ def _lines(result: Record) -> Iterator[str]:
             yield f"- {markdown(sentence)}"
     if result.findings:
         yield from ("", "## Findings", "")
-        for finding in result.findings[:_MOST_ROWS]:
+        for finding in result.findings[:SHOWN_ROWS]:
             yield f"- {markdown(finding.message)}"
-        if len(result.findings) > _MOST_ROWS:
-            yield f"- and {len(result.findings) - _MOST_ROWS} more in run.json"
+        if len(result.findings) > SHOWN_ROWS:
+            yield f"- and {len(result.findings) - SHOWN_ROWS} more in run.json"
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     yield from ("", "## Versions", "", markdown(versions))
 
 
 def _validation_table(validation: Validation) -> pd.DataFrame:
-    rows: list[dict[str, Any]] = []
+    rows = []
     for kind in InputKind:
-        found = validation.of(kind)
-        if found.tested:
-            rows.append(
-                {
-                    "inputs": kind.words,
-                    "passed": found.passed,
-                    "tested": found.tested,
-                    "at least": f"{100.0 * found.lower_bound:.1f} %" if found.lower_bound else "",
-                    "worst score": found.worst_score,
-                    "worst": found.worst,
-                }
-            )
+        its = validation.of(kind)
+        if its.tested:
+            row = {"inputs": kind.words, "passed": its.passed, "tested": its.tested}
+            row["at least"] = f"{100.0 * its.lower_bound:.1f} %" if its.lower_bound else ""
+            rows.append({**row, "worst score": its.worst_score, "worst": its.worst})
     return pd.DataFrame(rows)
 
 
 def table_lines(
     table: pd.DataFrame, columns: Sequence[str] | None = None, more: str = ""
 ) -> Iterator[str]:
-    """``table`` in Markdown, "none" where it has no rows."""
+    """``table`` in Markdown, "none" where it has no rows; ``more`` names where the rest is."""
     if table.empty:
         yield "none"
         return
-    names = [str(c) for c in table if columns is None or c in columns]
-    if columns is not None:
-        names.sort(key=list(columns).index)
-    shown = scores_told(table[names].head(_MOST_ROWS))
-    yield _row(names)
-    yield _row(
-        [
-            "---:" if pd.api.types.is_numeric_dtype(t) and t.dtype != bool else "---"
-            for _, t in shown.items()
-        ]
-    )
+    names = [c for c in (table if columns is None else columns) if c in table]
+    shown = scores_told(table[names].head(SHOWN_ROWS))
+    numeric = [pd.api.types.is_numeric_dtype(t) and t.dtype != bool for _, t in shown.items()]
+    yield _row([str(name) for name in names])
+    yield _row(["---:" if right else "---" for right in numeric])
     for values in shown.to_numpy(dtype=object).tolist():
         yield _row([markdown(number(v)) for v in values])
-    if len(table) > _MOST_ROWS:
-        yield from ("", f"and {len(table) - _MOST_ROWS} more in {more}")
+    if len(table) > SHOWN_ROWS:
+        yield from ("", f"and {len(table) - SHOWN_ROWS} more in {more}")
 
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: sentences, then a table."""
+
+    heading: str
+    table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    lines: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a command about several runs says: ``answer`` in one sentence, ``good`` its colour."""
+
+    title: str
+    answer: str
+    good: bool
+    sections: Sequence[Section]
+    lines: Sequence[str] = ()
+
+
+def page_as_markdown(page: Page, more: str) -> str:
+    """A page for a pull request; ``more`` is the file that has every row."""
+    said = [f"# {markdown(page.title)}", "", f"**{markdown(page.answer)}**", ""]
+    said += [line for text in page.lines for line in (markdown(text), "")]
+    for section in page.sections:
+        said += [f"## {section.heading}", ""]
+        said += [f"- {markdown(line)}" for line in section.lines]
+        said += [""] if section.lines else []
+        if len(section.table):
+            said += [*table_lines(section.table, more=more), ""]
+    return "\n".join(said)

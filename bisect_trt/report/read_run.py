@@ -1,4 +1,4 @@
-"""A run's folder back as the one record, so that it can be shown and compared without running."""
+"""Reads a run's folder back as the one record, to show and compare it without running."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ from bisect_trt.report.record import FORMAT, EngineFacts, MarkingEffect, Record,
 
 Json = Mapping[str, Any]
 _Kind = TypeVar("_Kind")
-SCHEMA = "schema/run.schema.json"
-"""Beside the package's modules of reports."""
-
 _SOMETIMES = ("engines", "inputs", "tradeoff")
 
 
@@ -40,7 +37,7 @@ def read_run(folder: Path) -> Record:
     """What the run in ``folder`` found.
 
     Raises:
-        BadInputError: it is no run's folder, one of another version, or one that is not whole.
+        BadInputError: it is no run's folder, one of another format, or one that is not whole.
     """
     if not folder.is_dir():
         raise BadInputError(f"{folder}: no such folder; give the --out of a run")
@@ -54,12 +51,7 @@ def read_run(folder: Path) -> Record:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
-    form = data.get("format") if isinstance(data, dict) else None
-    if form != FORMAT:
-        raise BadInputError(
-            f"{path}: not in the form that this version reads ({FORMAT}); run the same command "
-            "again: the answers are in the cache"
-        )
+    _check_format(path, data)
     try:
         _check(data)
         return _result(data, folder)
@@ -70,15 +62,25 @@ def read_run(folder: Path) -> Record:
         ) from error
 
 
+def _check_format(path: Path, data: Any) -> None:
+    found = data if isinstance(data, dict) else {}
+    if found.get("format") == FORMAT:
+        return
+    versions = found.get("versions")
+    version = versions.get("bisect-trt") if isinstance(versions, dict) else None
+    by = f"bisect-trt {one_line(str(version), 40)}" if version else "another version"
+    raise BadInputError(
+        f"{path}: written by {by} in format {one_line(str(found.get('format')), 20)}, and this "
+        f"version reads format {FORMAT}; run the same command again"
+    )
+
+
 def _check(data: Json) -> None:
-    """Refuse what the schema does not allow, but keys that a later version added.
+    """Refuse what the schema does not allow, but keys that a later version added."""
+    import jsonschema  # only commands that read runs wait for it
 
-    Raises:
-        ValueError: where, and what is wrong there.
-    """
-    import jsonschema  # with what it needs 0.1 s, for what reads runs alone
-
-    text = files("bisect_trt.report").joinpath(SCHEMA).read_text(encoding="utf-8")
+    schema_file = files("bisect_trt.report") / "schema" / "run.schema.json"
+    text = schema_file.read_text(encoding="utf-8")
     schema = json.loads(text, object_hook=_with_later_keys)
     fault = jsonschema.exceptions.best_match(
         jsonschema.Draft202012Validator(schema).iter_errors(data)

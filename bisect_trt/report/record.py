@@ -1,4 +1,4 @@
-"""The one record that a run ends in; every file and every line on the screen is written from it."""
+"""The record that a run ends in; every file and every line on the screen is written from it."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ class EngineFacts:
     """What was seen on the engine beside its outputs.
 
     ``fp32_is`` says what its FP32 turned out to be, ``fp32_likeness_to_tf32`` the cosine between
-    its FP32 errors and emulated TF32's. The fields from ``builds_beyond_baselines`` on are None
-    where nothing was decided on it; ``reproducibility`` is that of the engine the answer stands or
-    falls with.
+    its FP32 errors and emulated TF32's. Fields are None where nothing was decided on the engine.
     """
 
     fp32_is: str
@@ -66,9 +64,8 @@ class EngineFacts:
 class SearchFacts:
     """What kind of set was found, in the model's words, and what the search spent.
 
-    ``suspicion_auc`` says how well suspicion ranked the pins; ``information_bound`` how many
-    answers by yes and no it takes at least to tell the set; ``violations`` counts failing sets that
-    hold a passing one.
+    ``suspicion_auc`` says how well suspicion ranked the pins; ``information_bound`` is the least
+    number of yes-or-no answers; ``violations`` counts failing sets that hold a passing one.
     """
 
     regime: str
@@ -85,32 +82,18 @@ class SearchFacts:
 class Record:
     """What ``run`` found. In Jupyter it shows itself as the report's first screen.
 
-    Tables are DataFrames; docs/columns.md has their columns, of which those that the run knows
-    nothing of are left out, and a table that there is nothing for is empty:
+    ``layers``, ``outputs``, ``search``, ``pins``, ``inputs`` and ``tradeoff`` are the CSV files of
+    these names as DataFrames, ``cost`` is engines.csv, and ``by_requirement`` has a row a
+    requirement. docs/columns.md has their columns; a table that there is nothing for is empty.
 
-    - ``layers``: a row a layer, as layers.csv
-    - ``outputs``: a row an output and baseline, as outputs.csv
-    - ``search``: a row an evaluation in order, as search.csv
-    - ``pins``: a row a pin with its proof, as pins.csv
-    - ``cost``: a row an engine, as engines.csv
-    - ``inputs``: a row an input, as inputs.csv
-    - ``tradeoff``: a row a number of pins, as tradeoff.csv
-    - ``by_requirement``: a row a requirement
-
-    ``cause`` is triage's word, ``causes`` are all that were found, ``sentence`` says it to a
-    person, ``passed`` whether ``plan`` meets the requirements by the runner's verdict. ``engine``
-    says what else was seen there, ``search_facts`` what kind of set was found, each None where
-    there is nothing to say. ``metrics`` are the ``--metric`` texts, ``rewritten`` the layers that a
-    rewrite made. ``evaluations`` counts plans by runner, ``new_evaluations`` those not answered by
-    the cache; ``sensitivity_runs`` counts the single-layer runs beside them. ``validation`` says on
-    what the plan was tested, None where none passes; ``ranked`` is true if its pins were cut from a
-    ranking and not proved one by one. ``given_share`` is the share of the given inputs that had to
-    meet the requirements. ``out_of_time`` is true if the ``budget_minutes`` ended the search,
-    ``interrupted`` if the user did. ``command`` would repeat the run on the model with the SHA-256
-    ``model_digest``; ``dynamic_inputs`` are the graph inputs whose shapes it leaves open; it might
-    keep ``threads`` busy. ``searched`` is for plan.json alone: a search that begins there keeps
-    none of these inputs apart. So are ``scales``, which the default requirement is judged by, and
-    the tensors ``judged`` in place of the model's outputs.
+    ``cause`` is the largest of ``causes``, ``sentence`` says it to a person, and ``passed`` says
+    whether ``plan`` meets the requirements by the runner's verdict. ``evaluations`` counts plans by
+    runner, ``new_evaluations`` those that the cache did not answer, and ``sensitivity_runs``
+    single-layer runs. ``validation`` is None where no plan passes; with ``ranked`` the pins were
+    cut from a ranking and not proved one by one. ``given_share`` is the share of the given inputs
+    that had to pass. ``out_of_time`` is true if ``budget_minutes`` ended the search,
+    ``interrupted`` if the user did. ``command`` repeats the run. ``searched`` (digests of inputs),
+    ``scales`` and the tensors ``judged`` are for plan.json alone.
     """
 
     model: str
@@ -167,9 +150,7 @@ class Record:
 
     @property
     def exit_code(self) -> int:
-        """0 if the plan written meets the requirements, 1 if none found does; 1 also where a
-        search that its budget ended leaves a plan which its test refutes.
-        """
+        """0 if the plan meets the requirements; 1 if none does, or a test refutes it."""
         return EXIT_OK if self.passed and not self.is_refuted else EXIT_NOT_MET
 
     @property
@@ -183,9 +164,7 @@ class Record:
         )
 
     def plan_json(self, whole: PrecisionPlan | None = None) -> str:
-        """The content of plan.json: the plan, what it was found for and searched with, and the
-        layers that a rewrite made, if there was one.
-        """
+        """The content of plan.json: the plan, and what it was found for and searched with."""
         document = json.loads((whole or self.plan).to_json())
         if self.judged:
             document["outputs"] = list(self.judged)
@@ -206,6 +185,9 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """The content of run.json, as schema/run.schema.json describes it."""
+        budget = None
+        if self.budget_minutes is not None:
+            budget = {"minutes": self.budget_minutes, "ended_the_search": self.out_of_time}
         return {
             "format": FORMAT,
             "model": self.model,
@@ -247,7 +229,7 @@ class Record:
             "engine": self._engine_json(),
             "search": asdict(self.search_facts) if self.search_facts is not None else {},
             "seconds": self.seconds,
-            "budget": self._budget_json(),
+            "budget": budget,
             "interrupted": self.interrupted,
             "command": self.command,
             "model_sha256": self.model_digest,
@@ -259,11 +241,6 @@ class Record:
                 "threads": self.threads,
             },
         }
-
-    def _budget_json(self) -> dict[str, Any] | None:
-        if self.budget_minutes is None:
-            return None
-        return {"minutes": self.budget_minutes, "ended_the_search": self.out_of_time}
 
     def _validation_json(self) -> dict[str, Any]:
         validation = self.validation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,16 +12,16 @@ import onnx
 import onnxruntime as ort
 import pandas as pd
 
-from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.display import printable
 from bisect_trt.base.limits import thread_count
 from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.metrics.parser import parse_requirements
-from bisect_trt.metrics.requirements import METRICS, WORST, Requirement
 from bisect_trt.model.inputs import dynamic_inputs
 from bisect_trt.model.patterns import find_patterns
-from bisect_trt.report.html import as_fragment, as_markdown, as_text
+from bisect_trt.report.headline import answer_lines, files_line
+from bisect_trt.report.html import as_fragment
+from bisect_trt.report.markdown import answer_lines as markdown_lines
 from bisect_trt.report.record import EngineFacts, MarkingEffect, Record, SearchFacts
 from bisect_trt.report.tables import (
     cost_table,
@@ -30,8 +30,10 @@ from bisect_trt.report.tables import (
     layers_table,
     outputs_table,
     pins_table,
+    requirements_table,
     search_table,
 )
+from bisect_trt.report.text import judged_by
 from bisect_trt.search.find import count_violations, information_bound, ranking_auc, regime_of
 from bisect_trt.settings import as_command
 from bisect_trt.steps.answer import RunState, best_so_far
@@ -95,118 +97,20 @@ def search_facts(
     )
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One output of one baseline under one requirement: the metric's ``value``, NaN where no error
-    of the output is it, and its ``score`` in tolerances, at most 1 passes.
-    """
-
-    value: float
-    score: float
-
-
-@dataclass(frozen=True)
-class Row:
-    """``cells`` has one for each baseline, None where it gave no such output. ``output`` is blank
-    where a score is of all outputs that the requirement is on.
-    """
-
-    requirement: str
-    output: str
-    cells: tuple[Cell | None, ...]
-
-
-def requirements_table(
-    texts: Sequence[str],
-    reduced: Sequence[Evaluation],
-    plan: Sequence[Evaluation],
-    baselines: Mapping[str, Evaluation],
-) -> pd.DataFrame:
-    """A row for each requirement: its score on the given inputs with everything reduced and under
-    the plan, by the judge who found it worst, and (``baselines``) by the label of each baseline.
-    """
-    each = {label: r.by_condition for label, r in baselines.items() if r.by_condition}
-    rows = []
-    for place, text in enumerate(texts):
-        row: dict[str, object] = {"requirement": text}
-        for name, found in (("reduced", reduced), ("plan", plan)):
-            scores = [r.by_condition[place] for r in found if r.by_condition]
-            row[f"{name}_score"] = max(scores, default=math.nan)
-        row["baselines"] = {label: scores[place] for label, scores in each.items()}
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def judged_scores(table: pd.DataFrame) -> dict[str, float]:
-    """The score that decides each requirement: the plan's. Where none was written FP32's, if that
-    misses one, for then the others are not to blame, else that of everything reduced.
-    """
-    if not len(table):
-        return {}
-    fp32 = table["baselines"].map(
-        lambda scores: max((s for label, s in scores.items() if label.endswith("fp32")), default=0)
-    )
-    other = fp32.astype(float) if fp32.max() > 1.0 else table["reduced_score"]
-    return dict(zip(table["requirement"], table["plan_score"].fillna(other), strict=True))
-
-
-def requirement_scores(table: pd.DataFrame, outputs: pd.DataFrame) -> list[Row]:
-    """A row for each requirement and output that it is on, a cell a baseline.
-
-    A requirement whose values are not among an output's errors (a decision, a metric of the user's,
-    an elementwise tolerance, a mean over inputs, the default) has one row, of all its outputs.
-    """
-    if "output" not in outputs or not len(table):
-        return []
-    names = [str(n) for n in outputs["output"].unique() if n]
-    baselines = list(outputs["baseline"].unique())
-    found = {(r.baseline, r.output): r for r in outputs.itertuples()}
-    rows = []
-    for text, scores in zip(table["requirement"], table["baselines"], strict=True):
-        item = _of_errors(text, names)
-        if item is None:
-            told = tuple(Cell(math.nan, scores[b]) if b in scores else None for b in baselines)
-            rows.append(Row(text, "", told))
-            continue
-        for name in names:
-            if item.output in (None, name):
-                cells = tuple(_cell(item, found.get((b, name))) for b in baselines)
-                rows.append(Row(text, name, cells))
-    return rows
-
-
-def _of_errors(text: str, names: Sequence[str]) -> Requirement | None:
-    """The requirement, where the worst of an output's errors decides it."""
-    try:
-        (item,) = parse_requirements([text], names).items
-    except BadInputError:  # a metric of the user's, whose code is not here
-        return None
-    told = item.metric in METRICS and item.aggregate == WORST
-    # A slice's error, or a group's, is not among an output's.
-    return item if told and not item.by_scale and not item.part else None
-
-
-def _cell(item: Requirement, row: object) -> Cell | None:
-    value = getattr(row, item.metric, None)
-    if value is None:
-        return None
-    finite = bool(getattr(row, "finite", True))
-    seen = float(value) if finite else math.nan
-    return Cell(float(value), item.score_of(seen))
-
-
 @dataclass(frozen=True, repr=False)
 class Result(Record):
     __doc__ = Record.__doc__  # its fields are what it is; as a cell's last line it shows itself
 
     def __repr__(self) -> str:
-        return as_text(self)
+        about = f"{self.model} at {self.precision.value.upper()}"
+        lines = [about, *answer_lines(self), judged_by(self), files_line(self)]
+        return "\n".join(printable(line) for line in lines)
 
     def _repr_html_(self) -> str:
         return as_fragment(self)
 
     def _repr_markdown_(self) -> str:
-        return as_markdown(self)
+        return "\n".join(markdown_lines(self)) + "\n"
 
 
 @dataclass(frozen=True)
@@ -394,7 +298,8 @@ def _result(
 
 def _command(known: RunState, run_statistics: RunStatistics, command: str = "run") -> str:
     """What makes the same again in the same folder: its plan is found from where it is started."""
-    return as_command(replace(known.problem.settings, out=run_statistics.folder), command)
+    settings = replace(known.problem.settings, out=run_statistics.folder, fresh=False)
+    return as_command(settings, command)
 
 
 def _shown(

@@ -6,67 +6,69 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from bisect_trt.base.display import counted, plural
+from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.metrics.parser import parse_requirements
+from bisect_trt.metrics.requirements import METRICS, WORST, Requirement
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.patterns import Origin, Pattern, list_origins
 from bisect_trt.model.tensor_types import captured_names
-from bisect_trt.report.columns import PINS
+from bisect_trt.report.columns import PINS, names_in
 from bisect_trt.report.record import Record
 from bisect_trt.steps.answer import RunState
 
-_SHOWN = 6
+SHOWN_BLOCKS = 6
 
 
 def in_words(
     pinned: Sequence[str], patterns: Sequence[Pattern], layers: Sequence[Layer]
 ) -> list[str]:
-    """The pins by block, the largest first: "5 of the 5 LayerNorms: Pow, ReduceMean of each"; what
-    is in no pattern, by module.
+    """The pins by block, the largest first, such as "5 of the 5 LayerNorms: Pow of each".
+
+    What belongs to no pattern is grouped by module.
     """
-    wanted, known = set(pinned), {layer.name: layer for layer in layers}
-    lines: list[tuple[int, str]] = []
-    told = set[str]()
-    groups: dict[tuple[str, tuple[str, ...]], list[Pattern]] = {}
+    known = {layer.name: layer for layer in layers}
+    left = {name: known[name] for name in pinned if name in known}
+    chosen = frozenset(left)
+    groups: dict[tuple[str, tuple[str, ...]], int] = {}
     for pattern in patterns:
-        ops = tuple(known[n].op for n in pattern.layers if n in wanted and n in known)
-        if ops and told.isdisjoint(n for n in pattern.layers if n in wanted):
-            groups.setdefault((pattern.kind, ops), []).append(pattern)
-            told.update(n for n in pattern.layers if n in wanted)
-    totals = Counter(p.kind for p in patterns)
-    for (kind, ops), members in groups.items():
-        counted = ", ".join(f"{n} {op}" if n > 1 else op for op, n in Counter(ops).items())
-        one = "" if len(members) == 1 else " of each"
-        which = f"{len(members)} of the {totals[kind]} {plural(kind)}" if totals[kind] > 1 else kind
-        inside = "" if ops == (kind,) else f": {counted}{one}"
-        lines.append((len(members) * len(ops), which + inside))
-    scopes: dict[str, list[str]] = {}
-    for name in pinned:
-        if name not in told and name in known:
-            scopes.setdefault(_module(known[name].scope), []).append(known[name].op)
-    for scope, left in scopes.items():
-        counted = ", ".join(f"{n} {op}" if n > 1 else op for op, n in Counter(left).most_common())
-        lines.append((len(left), f"{scope or 'the main graph'}: {counted}"))
+        wanted = [name for name in pattern.layers if name in chosen]
+        if wanted and all(name in left for name in wanted):
+            ops = tuple(left.pop(name).op for name in wanted)
+            groups[pattern.kind, ops] = groups.get((pattern.kind, ops), 0) + 1
+    totals = Counter(pattern.kind for pattern in patterns)
+    lines: list[tuple[int, str]] = []
+    for (kind, ops), count in groups.items():
+        which = f"{count} of the {totals[kind]} {plural(kind)}" if totals[kind] > 1 else kind
+        inside = "" if ops == (kind,) else f": {_operators(ops)}{' of each' * (count > 1)}"
+        lines.append((count * len(ops), which + inside))
+    modules: dict[str, list[str]] = {}
+    for layer in left.values():
+        outermost = [part for part in layer.scope.split("/") if part][:2]
+        modules.setdefault("/".join(outermost) or "the main graph", []).append(layer.op)
+    for module, found in modules.items():
+        common = [op for op, count in Counter(found).most_common() for _ in range(count)]
+        lines.append((len(found), f"{module}: {_operators(common)}"))
     lines.sort(key=lambda line: -line[0])
-    shown = [words for _, words in lines[:_SHOWN]]
-    if len(lines) > _SHOWN:
-        unsaid = sum(pins for pins, _ in lines[_SHOWN:])
-        blocks = "1 block" if len(lines) == _SHOWN + 1 else f"{len(lines) - _SHOWN} blocks"
-        shown.append(f"and {unsaid} more in {blocks}, in pins.csv")
+    shown = [words for _, words in lines[:SHOWN_BLOCKS]]
+    if rest := lines[SHOWN_BLOCKS:]:
+        pins = sum(count for count, _ in rest)
+        shown.append(f"and {pins} more in {counted(len(rest), 'block')}, in pins.csv")
     return shown
 
 
-def _module(scope: str) -> str:
-    """The two outermost parts of a scope."""
-    return "/".join([part for part in scope.split("/") if part][:2])
+def _operators(ops: Sequence[str]) -> str:
+    return ", ".join(f"{n} {op}" if n > 1 else op for op, n in Counter(ops).items())
 
 
 WRONG_BELOW_DB = 20.0
@@ -80,9 +82,7 @@ def is_measured(table: pd.DataFrame) -> pd.Series[bool]:
 
 
 def is_wrong(table: pd.DataFrame) -> pd.Series[bool]:
-    """Whether each row of a layer table is wrong with everything reduced; a layer whose errors are
-    not known is not.
-    """
+    """Whether each layer is wrong with everything reduced; one without known errors is not."""
     broken = ~table["finite"].astype(bool) & is_measured(table)
     return broken | (table["snr_db"] < WRONG_BELOW_DB)
 
@@ -101,11 +101,13 @@ def failure_sources(graph: Graph, wrong: Mapping[str, bool]) -> frozenset[str]:
 
 
 def layers_table(known: RunState, plan: PrecisionPlan) -> pd.DataFrame:
-    """A row a layer, or a row each of those that ``--mark`` asks for, as far as the run came;
-    ``source`` marks layers that are wrong although what they read is right (see
-    ``failure_sources``).
-    """
-    table = with_origins(_all_layers(known, plan), list_origins(known.problem.graph))
+    """A row a layer, or a row each of those that ``--mark`` asks for, as far as the run came."""
+    table = _all_layers(known, plan)
+    origins = list_origins(known.problem.graph)
+    found = [origins.get(str(name), Origin()) for name in table["layer"]]
+    for column in ("module", "module_class", "file", "line", "code"):
+        table[column] = [getattr(origin, column) for origin in found]
+    table["line"] = table["line"].astype("Int64").mask(table["line"] == 0)
     marked = known.problem.marked
     return table if marked is None else table[table["layer"].isin(marked)].reset_index(drop=True)
 
@@ -127,103 +129,36 @@ def _all_layers(known: RunState, plan: PrecisionPlan) -> pd.DataFrame:
     return table
 
 
-def with_origins(table: pd.DataFrame, origins: Mapping[str, Origin]) -> pd.DataFrame:
-    """A layer table with what each layer's exporter said of where it comes from (``module``,
-    ``module_class``, ``file``, ``line``, ``code``), blank where it said nothing.
-    """
-    found = [origins.get(str(name), Origin()) for name in table["layer"]]
-    lines = pd.Series([o.line or None for o in found], index=table.index, dtype="Int64")
-    return table.assign(
-        module=[o.module for o in found],
-        module_class=[o.module_class for o in found],
-        file=[o.file for o in found],
-        line=lines,
-        code=[o.code for o in found],
-    )
-
-
-_SHOWN_LAYERS, _SHOWN_INPUTS = 40, 12
-_LAYER_COLUMNS = [
-    "layer",
-    "op",
-    "pinned",
-    "sensitivity",
-    "introduced_max_abs",
-    "max_abs",
-    "snr_db",
-    "finite",
-    "engine_max_abs",
-    "engine_finite",
-    "ref_min",
-    "ref_max",
-]
-
-_COMPARED_COLUMNS = [
-    "layer",
-    "op",
-    "values",
-    "introduced_snr_db",
-    "introduced_max_abs",
-    "max_abs",
-    "snr_db",
-    "engine_max_abs",
-    "engine_finite",
-    "ref_min",
-    "ref_max",
-]
-
-COST_COLUMNS = [
-    "engine",
-    "outcome",
-    "pins",
-    "latency_ms",
-    "engine_mb",
-    "build_s",
-    "context_s",
-    "evaluation_s",
-]
-OUTPUT_COLUMNS = [
-    "baseline",
-    "output",
-    "outcome",
-    "score",
-    "max_abs",
-    "mean_abs",
-    "median_abs",
-    "rel_range",
-    "cosine",
-    "snr_db",
-]
+SHOWN_LAYERS = 40
+SHOWN_INPUTS = 12
+_LAYER_COLUMNS = names_in(
+    "layer op pinned sensitivity introduced_max_abs max_abs snr_db finite engine_max_abs "
+    "engine_finite ref_min ref_max"
+)
+_COMPARED_COLUMNS = names_in(
+    "layer op values introduced_snr_db introduced_max_abs max_abs snr_db engine_max_abs "
+    "engine_finite ref_min ref_max"
+)
+COST_COLUMNS = names_in("engine outcome pins latency_ms engine_mb build_s context_s evaluation_s")
+OUTPUT_COLUMNS = names_in(
+    "baseline output outcome score max_abs mean_abs median_abs rel_range cosine snr_db"
+)
 _STEPS = ("write", "parse", "build", "load", "context", "run")
+_THEIRS = ("parse", "build", "load", "context", "run", "latency")
 
 
 def outputs_table(baselines: Mapping[str, Evaluation]) -> pd.DataFrame:
     """A row for each baseline and output: worst errors over the samples, then their means."""
     rows: list[dict[str, Any]] = []
     for label, result in baselines.items():
+        of_all = {"outcome": result.verdict.value, "score": result.score}
         if not result.worst:
-            rows.append(
-                {
-                    "baseline": label,
-                    "output": "",
-                    "outcome": result.verdict.value,
-                    "score": result.score,
-                }
-            )
+            rows.append({"baseline": label, "output": "", **of_all})
         for output, error in result.worst.items():
-            mean = result.mean[output]
-            rows.append(
-                {
-                    "baseline": label,
-                    "output": output,
-                    "outcome": result.verdict.value,
-                    "score": result.score,
-                    **error.as_dict(),
-                    "mean_over_samples_max_abs": mean.max_abs,
-                    "mean_over_samples_rmse": mean.rmse,
-                    "mean_over_samples_cosine": mean.cosine,
-                }
-            )
+            row = {"baseline": label, "output": output, **of_all, **error.as_dict()}
+            for metric in ("max_abs", "rmse", "cosine"):
+                row[f"mean_over_samples_{metric}"] = getattr(result.mean[output], metric)
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -285,33 +220,31 @@ def pins_table(
 
 
 def cost_table(results: Mapping[str, Evaluation]) -> pd.DataFrame:
-    """A row for each engine: latency, size, build time, and the tool's own share of the
-    evaluation's time.
-    """
+    """A row for each engine: latency, size, and where the evaluation's time went."""
     rows: list[dict[str, Any]] = []
     for label, result in results.items():
         facts = result.facts
-        if "latency_ms" in facts:
-            seconds = facts["seconds"]
-            rows.append(
-                {
-                    "engine": label,
-                    "outcome": result.verdict.value,
-                    "pins": len(result.plan.pinned),
-                    "latency_ms": facts["latency_ms"],
-                    "engine_mb": facts["engine_bytes"] / 1e6,
-                    **{f"{step}_s": seconds.get(step, math.nan) for step in _STEPS},
-                    "evaluation_s": result.seconds,
-                    "own_share": _own_share(result.seconds, facts),
-                }
-            )
+        if "latency_ms" not in facts:
+            continue
+        seconds, whole = facts["seconds"], result.seconds
+        theirs = sum(seconds.get(step, 0.0) for step in _THEIRS)
+        rows.append(
+            {
+                "engine": label,
+                "outcome": result.verdict.value,
+                "pins": len(result.plan.pinned),
+                "latency_ms": facts["latency_ms"],
+                "engine_mb": facts["engine_bytes"] / 1e6,
+                **{f"{step}_s": seconds.get(step, math.nan) for step in _STEPS},
+                "evaluation_s": whole,
+                "own_share": (whole - theirs) / whole if whole else math.nan,
+            }
+        )
     return pd.DataFrame(rows)
 
 
 def findings_of(results: Sequence[Evaluation]) -> list[Finding]:
-    """What the engines' builders and read-backs found, each once; an evaluation that broke says so
-    with its log's last lines.
-    """
+    """What the engines' builders and read-backs found, each once, and how evaluations broke."""
     found: dict[str, Finding] = {}
     for result in results:
         for entry in result.facts.get("findings", ()):
@@ -327,9 +260,9 @@ def worst_inputs(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the inputs' table worth showing: those with the largest scores under the plan."""
     scored = [c for c in table if str(c).startswith("plan_score_")]
     if not scored:
-        return table.head(_SHOWN_INPUTS)
+        return table.head(SHOWN_INPUTS)
     order = table[scored].max(axis=1).sort_values(ascending=False, kind="stable").index
-    return table.loc[order].head(_SHOWN_INPUTS)
+    return table.loc[order].head(SHOWN_INPUTS)
 
 
 def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
@@ -339,12 +272,13 @@ def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
     known = [c for c in _LAYER_COLUMNS if c in ranked]
     if not ranked["pinned"].any():
         known.remove("pinned")
-    return ranked[known].head(_SHOWN_LAYERS)
+    return ranked[known].head(SHOWN_LAYERS)
 
 
 def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the layer table that a comparison shows: layers that make values which are not
-    finite, then those that only pass them on, then by the error that each introduces.
+    """The layers that a comparison shows: those that make values which are not finite first,
+
+    then those that pass them on, then by the error that each introduces.
     """
     if "introduced_finite" not in table:
         return worst_layers(table)
@@ -356,7 +290,7 @@ def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:
     ranked = table.assign(values=where, _order=order, _error=by_error)
     ranked = ranked.sort_values(["_order", "_error"], kind="stable")
     known = [c for c in _COMPARED_COLUMNS if c in ranked]
-    return ranked[known].head(_SHOWN_LAYERS)
+    return ranked[known].head(SHOWN_LAYERS)
 
 
 def shown_pins(result: Record) -> pd.DataFrame:
@@ -369,12 +303,105 @@ def shown_pins(result: Record) -> pd.DataFrame:
     return pins.merge(result.layers[["layer", "sensitivity"]], on="layer", how="left")
 
 
-def _own_share(seconds: float, facts: Mapping[str, Any]) -> float:
-    """The part of an evaluation's ``seconds`` that is not TensorRT's: typed model, transport,
-    comparison.
+@dataclass(frozen=True)
+class Cell:
+    """One output of one baseline under one requirement: the metric's value, and its score.
+
+    The value is NaN where no error of the output has it.
     """
-    theirs = sum(
-        facts.get("seconds", {}).get(step, 0.0)
-        for step in ("parse", "build", "load", "context", "run", "latency")
+
+    value: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A requirement on one output, or on all (``output`` is blank), with a cell a baseline.
+
+    A cell is None where the baseline gave no such output.
+    """
+
+    requirement: str
+    output: str
+    cells: tuple[Cell | None, ...]
+
+
+def requirements_table(
+    texts: Sequence[str],
+    reduced: Sequence[Evaluation],
+    plan: Sequence[Evaluation],
+    baselines: Mapping[str, Evaluation],
+) -> pd.DataFrame:
+    """A row for each requirement: its worst score with everything reduced and under the plan.
+
+    ``baselines`` holds its score by the label of each baseline.
+    """
+    each = {label: r.by_condition for label, r in baselines.items() if r.by_condition}
+    rows = []
+    for place, text in enumerate(texts):
+        row: dict[str, object] = {"requirement": text}
+        for name, found in (("reduced", reduced), ("plan", plan)):
+            scores = [r.by_condition[place] for r in found if r.by_condition]
+            row[f"{name}_score"] = max(scores, default=math.nan)
+        row["baselines"] = {label: scores[place] for label, scores in each.items()}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def judged_scores(table: pd.DataFrame) -> dict[str, float]:
+    """The score that decides each requirement: the plan's.
+
+    Without a plan it is FP32's, if that misses one, else that of everything reduced.
+    """
+    if not len(table):
+        return {}
+    fp32 = table["baselines"].map(
+        lambda scores: max((s for label, s in scores.items() if label.endswith("fp32")), default=0)
     )
-    return (seconds - theirs) / seconds if seconds else math.nan
+    other = fp32.astype(float) if fp32.max() > 1.0 else table["reduced_score"]
+    return dict(zip(table["requirement"], table["plan_score"].fillna(other), strict=True))
+
+
+def requirement_scores(table: pd.DataFrame, outputs: pd.DataFrame) -> list[Row]:
+    """A row for each requirement and output that it is on, a cell a baseline.
+
+    A requirement whose values are not among an output's errors (such as a decision or a mean over
+    inputs) has one row for all its outputs.
+    """
+    if "output" not in outputs or not len(table):
+        return []
+    names = [str(n) for n in outputs["output"].unique() if n]
+    baselines = list(outputs["baseline"].unique())
+    found = {(r.baseline, r.output): r for r in outputs.itertuples()}
+    rows = []
+    for text, scores in zip(table["requirement"], table["baselines"], strict=True):
+        item = _of_errors(text, names)
+        if item is None:
+            cells = tuple(Cell(math.nan, scores[b]) if b in scores else None for b in baselines)
+            rows.append(Row(text, "", cells))
+            continue
+        for name in names:
+            if item.output in (None, name):
+                cells = tuple(_cell(item, found.get((b, name))) for b in baselines)
+                rows.append(Row(text, name, cells))
+    return rows
+
+
+def _of_errors(text: str, names: Sequence[str]) -> Requirement | None:
+    """The requirement, where the worst of an output's errors decides it."""
+    try:
+        (item,) = parse_requirements([text], names).items
+    except BadInputError:  # a metric of the user's, whose code is not here
+        return None
+    # A slice's error, or a group's, is not among an output's.
+    whole = not item.by_scale and not item.part
+    return item if item.metric in METRICS and item.aggregate == WORST and whole else None
+
+
+def _cell(item: Requirement, row: object) -> Cell | None:
+    value = getattr(row, item.metric, None)
+    if value is None:
+        return None
+    finite = bool(getattr(row, "finite", True))
+    seen = float(value) if finite else math.nan
+    return Cell(float(value), item.score_of(seen))

@@ -26,31 +26,19 @@ from bisect_trt.model.inspection import Inspection
 from bisect_trt.reduction.cures import Cures
 from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import Reduced
+from bisect_trt.report import text
 from bisect_trt.report.headline import FIRST_KINDS, answer_lines, files_line
-from bisect_trt.report.html import Page
+from bisect_trt.report.markdown import Page
 from bisect_trt.report.record import Record
 from bisect_trt.report.reduced import (
     figures,
     headline_of_cures,
-    lines_of_cures,
+    line_of_cure,
     nothing_bad,
     reduced_how,
 )
 from bisect_trt.report.reduced import headline as headline_of_subgraph
 from bisect_trt.report.tables import OUTPUT_COLUMNS, suspect_layers
-from bisect_trt.report.text import (
-    is_least,
-    judged_by,
-    number,
-    plan_line,
-    score_without,
-    scores_told,
-    search_sentences,
-    tone,
-    unproved,
-    validation_lines,
-    verdict,
-)
 from bisect_trt.steps.verify import Verification
 
 
@@ -60,18 +48,9 @@ def plain(kind: type[Console] = Console, **more: Any) -> Console:
 
 
 def screen() -> Console:
-    """The console for results: wide where a program reads it, so that no name is broken over two
-    lines.
-    """
+    """The console for results: wide where a program reads it, so that no name is broken."""
     seen = sys.stdout is not None and sys.stdout.isatty()
     return plain(_Screen, width=None if seen or "COLUMNS" in os.environ else 200)
-
-
-def signs_of_life() -> Console:
-    """The console for progress, which nobody's work depends on."""
-    if sys.stderr is None:  # started without: rich knows what to do
-        return plain(stderr=True)
-    return plain(file=_Unheard(sys.stderr))
 
 
 class _Unheard:
@@ -80,10 +59,10 @@ class _Unheard:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def write(self, text: str) -> int:
+    def write(self, words: str) -> int:
         with suppress(OSError):
-            return self._stream.write(text)
-        return len(text)
+            return self._stream.write(words)
+        return len(words)
 
     def flush(self) -> None:
         with suppress(OSError):
@@ -100,30 +79,25 @@ class _Screen(Console):
         raise BrokenPipeError
 
 
-_UNITS = {"load": "input"}
-"""What a step counts where nobody knows how many there will be; others count evaluations."""
-
 EVERY_S = 5.0
-"""Between two lines in a log: few enough to keep, often enough to know that it lives."""
+"""Seconds between two lines in a log."""
 
 
 def progress(
     *, quiet: bool = False, verbose: bool = False, budget: float | None = None, subject: str = ""
 ) -> ProgressObserver:
     """Signs of life on standard error, also where JSON goes to standard output."""
-    console = signs_of_life()
-    return ProgressObserver(
-        console, quiet=quiet, verbose=verbose, every_s=EVERY_S, budget=budget, subject=subject
-    )
+    # Started without standard error, rich knows what to do.
+    gone = sys.stderr is None
+    console = plain(stderr=True) if gone else plain(file=_Unheard(sys.stderr))
+    return ProgressObserver(console, quiet=quiet, verbose=verbose, budget=budget, subject=subject)
 
 
 class ProgressObserver(Observer):
-    """Copies a line for the step in work; with ``verbose`` every step is a line of its own.
+    """Shows the step in work; with ``verbose`` every evaluation is a line of its own.
 
-    Where there is no terminal, a line is written every ``every_s`` seconds, whether or not anything
-    was heard meanwhile: the time, the memory, the step with what it did last and what is left of
-    it, the best plan so far, what is left of the budget. With ``verbose`` it is written only where
-    no step was told for so long.
+    Without a terminal, a line every ``every_s`` seconds says time, memory, the step and what is
+    left of it, the best plan so far, and what is left of the budget.
     """
 
     def __init__(
@@ -132,23 +106,26 @@ class ProgressObserver(Observer):
         *,
         quiet: bool,
         verbose: bool = False,
-        every_s: float = EVERY_S,
+        every_s: float | None = None,
         budget: float | None = None,
         subject: str = "",
     ) -> None:
         self._console = console
         self._quiet = quiet
-        self._verbose = verbose
-        self._every_s = every_s
+        self._verbose = verbose and not quiet
+        self._every_s = EVERY_S if every_s is None else every_s
         self._budget = budget
         self._subject = f"{subject}: " if subject else ""
-        self._step, self._started = "starting", time.perf_counter()
-        self._done = self._note = ""
+        self._step = "starting"
+        self._done = ""
+        self._note = ""
+        self._started = self._told = time.perf_counter()
+        # The seconds left, and when that was known.
         self._left: tuple[float | None, float] = None, self._started
-        self._first: tuple[int, float] | None = None
-        self._last, self._counted = (0, 0), self._started
+        # The count that the pace is measured from, its end, and when it was reached.
+        self._first: tuple[int, int, float] | None = None
+        self._last = 0
         self._best: int | None = None
-        self._told = self._started
         self._ended = Event()
         self._log: Thread | None = None
         self._bar = Progress(
@@ -162,7 +139,6 @@ class ProgressObserver(Observer):
             transient=True,
         )
         self._task = self._bar.add_task(f"{self._subject}starting", total=None, note="")
-        self._began = time.perf_counter()
 
     def __enter__(self) -> ProgressObserver:
         self._bar.start()
@@ -183,46 +159,33 @@ class ProgressObserver(Observer):
             self._log.join(self._every_s)
 
     def step(self, name: str) -> None:
-        self._began = self._counted = time.perf_counter()
-        self._first, self._left = None, (None, self._began)
+        self._first = None
+        self._left = None, time.perf_counter()
         self._step, self._done = name, ""
         self._bar.reset(self._task, total=None, description=f"{self._subject}{name}", note="")
 
     def progress(self, done: int, expected: int, note: str) -> None:
         self._left = self._seconds_left(done, expected), time.perf_counter()
-        of = (
-            f"{done} of {expected}"
-            if expected
-            else f"{_UNITS.get(self._step, 'evaluation')} {done}"
-        )
-        self._done, self._note = of, note
-        left = self._left_in_words()
-        self._bar.update(
-            self._task,
-            total=expected or None,
-            completed=done,
-            note=printable(f"{of}{left}: {note}"[:90]),
-        )
-        if self._verbose and not self._quiet:
+        unit = "input" if self._step == "load" else "evaluation"
+        self._done = f"{done} of {expected}" if expected else f"{unit} {done}"
+        self._note = note
+        shown = printable(f"{self._done}{self._left_in_words()}: {note}"[:90])
+        self._bar.update(self._task, total=expected or None, completed=done, note=shown)
+        if self._verbose:
             self._told = time.perf_counter()
-            self._console.print(printable(f"{self._subject}{of}: {note}"))
+            self._console.print(printable(f"{self._subject}{self._done}: {note}"))
 
     def _seconds_left(self, done: int, expected: int) -> float | None:
-        """By the pace since the first that was done; what came before it was something else. None
-        where nothing tells.
-        """
-        now, last = time.perf_counter(), self._last
-        self._last = done, expected
-        if self._first is None or done <= last[0] or expected != last[1]:
-            if self._first is not None:  # a count of something else begins where the last ended
-                self._began = self._counted
-            self._first = done, now
-        self._counted = now
-        first, since = self._first
-        if not expected or not done:
+        """By the pace since the first that was done; None where nothing tells."""
+        now = time.perf_counter()
+        anew = self._first is None or expected != self._first[1] or done <= self._last
+        self._last = done
+        if anew or self._first is None:
+            self._first = done, expected, now
+        first, _, since = self._first
+        if not expected or done <= first:
             return None
-        each = (now - since) / (done - first) if done > first else (now - self._began) / done
-        return each * max(expected - done, 0)
+        return (now - since) / (done - first) * max(expected - done, 0)
 
     def _left_in_words(self) -> str:
         """What is left by now; nothing once that has passed."""
@@ -235,7 +198,7 @@ class ProgressObserver(Observer):
         self._best = pins
 
     def finding(self, message: str) -> None:
-        if self._verbose and not self._quiet:
+        if self._verbose:
             self._console.print(printable(f"{self._subject}note: {message}"), style="yellow")
 
     def _write_lines(self) -> None:
@@ -259,78 +222,66 @@ class ProgressObserver(Observer):
         if self._budget is not None:
             left = max(0.0, 60.0 * self._budget - elapsed)
             parts.append(f"{left:.0f} s of the budget left")
-        return (
-            f"[{elapsed:.0f} s, {in_words(peak_bytes())} at most] {self._subject}{'; '.join(parts)}"
-        )
+        memory = in_words(peak_bytes())
+        return f"[{elapsed:.0f} s, {memory} at most] {self._subject}{'; '.join(parts)}"
 
 
-_SHOWN_PINS, _SHOWN_FINDINGS, _OF_A_KIND = 20, 5, 2
-_KEPT = 3
+SHOWN_PINS = 20
+SHOWN_FINDINGS = 5
+SHOWN_FINDINGS_OF_A_KIND = 2
+SHOWN_KEPT_LAYERS = 3
 _COLOURS = {"ok": "green", "unsure": "yellow", "bad": "red"}
 
 
 def print_verdict(console: Console, result: Record) -> None:
     """The answer, the pins with their proof, the outputs, where the files are."""
     said, *lines = answer_lines(result)
-    console.print(printable(said), style=f"bold {_COLOURS[tone(result)]}")
+    console.print(printable(said), style=f"bold {_COLOURS[text.tone(result)]}")
     for line in lines:
         console.print(printable(line))
     if len(result.pins):
         last = [c for c in ("held", "inherited") if c in result.pins]
-        first = result.pins.sort_values(last, kind="stable")
-        shown = list(first.itertuples())[:_SHOWN_PINS]
-        least = any(row.proved and is_least(row) for row in shown)
+        shown = list(result.pins.sort_values(last, kind="stable").itertuples())[:SHOWN_PINS]
+        least = any(row.proved and text.is_least(row) for row in shown)
         table = _table(["pinned layer", "op", "without it, at least" if least else "without it"])
         for row in shown:
-            if not row.proved:
-                table.add_row(printable(str(row.layer)), str(row.op), unproved(result, row))
-                continue
-            table.add_row(
-                printable(str(row.layer)),
-                str(row.op),
-                f"{row.outcome_without}, {score_without(row)}",
-            )
+            why = text.unproved(result, row)
+            if row.proved:
+                why = f"{row.outcome_without}, {text.score_without(row)}"
+            table.add_row(printable(str(row.layer)), str(row.op), why)
         console.print(table)
-        if len(result.pins) > _SHOWN_PINS:
-            console.print(f"... and {len(result.pins) - _SHOWN_PINS} more in pins.csv")
+        if len(result.pins) > SHOWN_PINS:
+            console.print(f"... and {len(result.pins) - SHOWN_PINS} more in pins.csv")
         if result.search_facts:
-            console.print(printable(search_sentences(result)[0]))
+            console.print(printable(text.search_sentences(result)[0]))
     if len(result.outputs):
-        but = {"score", "mean_abs", "median_abs", "rel_range"}
-        console.print(_baselines(result, but))
+        console.print(_baselines(result, {"score", "mean_abs", "median_abs", "rel_range"}))
     _print_findings(console, result, "report.md")
-    evaluations = (
-        f"{counted(sum(result.evaluations.values()), 'evaluation')} ({result.new_evaluations} new)"
-    )
-    made = f"{evaluations} and {counted(result.sensitivity_runs, 'single-layer run')}"
-    console.print(printable(f"{made} in {result.seconds:.1f} s; {judged_by(result)}"))
+    evaluations = counted(sum(result.evaluations.values()), "evaluation")
+    runs = counted(result.sensitivity_runs, "single-layer run")
+    made = f"{evaluations} ({result.new_evaluations} new) and {runs} in {result.seconds:.1f} s"
+    console.print(printable(f"{made}; {text.judged_by(result)}"))
     console.print(printable(files_line(result)), soft_wrap=True)
 
 
 def _print_findings(console: Console, result: Record, whole: str) -> None:
-    """The findings that may matter, each in full, what inputs look like last, and two of a kind: a
-    mask that every block reads hides nothing else. Constants that partly vanish are many and
-    harmless, so one line for all. ``whole`` is where the others are.
-    """
-    vanishing = [f for f in result.findings if f.kind == VANISHING]
-    said = (VANISHING, *FIRST_KINDS)
-    others = [f for f in result.findings if f.kind not in said]
+    """The findings that may matter, at most two of a kind; ``whole`` is where the others are."""
+    vanishing = sum(f.kind == VANISHING for f in result.findings)
+    others = [f for f in result.findings if f.kind not in (VANISHING, *FIRST_KINDS)]
     others.sort(key=lambda f: (not f.weighty, f.kind == "input"))
     kinds = Counter[str]()
-    shown = []
+    lines = []
     for finding in others:
         kinds[finding.kind] += 1
-        if finding.weighty or kinds[finding.kind] <= _OF_A_KIND:
-            shown.append(finding)
-    lines = [f.message for f in shown[:_SHOWN_FINDINGS]]
-    if len(lines) < len(others):
-        more = len(others) - len(lines)
-        lines.append(f"{more} more finding{'s' * (more > 1)} in {whole}")
+        if finding.weighty or kinds[finding.kind] <= SHOWN_FINDINGS_OF_A_KIND:
+            lines.append(finding.message)
+    lines = lines[:SHOWN_FINDINGS]
+    if more := len(others) - len(lines):
+        lines.append(f"{counted(more, 'more finding')} in {whole}")
     if vanishing:
         lines.append(
-            f"values below {result.precision.value}'s smallest number become zero in "
-            f"{len(vanishing)} of the constants; "
-            f"{whole} names them"
+            f"values below {result.precision.value}'s smallest number become zero in {vanishing} "
+            f"of the constants; {whole} names them"
         )
     for line in lines:
         console.print(printable(f"note: {line}"), style="yellow")
@@ -350,34 +301,31 @@ def print_comparison(console: Console, result: Record) -> None:
 def print_verification(console: Console, verification: Verification) -> None:
     """The answer, then each way in which the plan was looked at."""
     style = "bold green" if verification.passed else "bold red"
-    console.print(verdict(verification), style=style)
-    for line in validation_lines(verification):
+    console.print(text.verdict(verification), style=style)
+    for line in text.validation_lines(verification):
         console.print(printable(line))
     table = _table(["", "checked", "found"])
     for check in verification.checks:
-        table.add_row(
-            {True: "ok", False: "no", None: "-"}[check.validation],
-            printable(check.what),
-            printable(check.detail),
-        )
+        word = {True: "ok", False: "no", None: "-"}[check.validation]
+        table.add_row(word, printable(check.what), printable(check.detail))
     console.print(table)
-    console.print(printable(plan_line(verification)))
+    console.print(printable(text.plan_line(verification)))
 
 
 def print_inspection(console: Console, inspection: Inspection) -> None:
     """Counts first, then what deserves attention."""
     layers = counted(len(inspection.layers), "layer")
     console.print(f"{printable(inspection.model)}: opset {inspection.opset}, {layers}")
-    rows = [
-        (layer.name, layer.op, layer.scope, inspection.suspects.get(layer.name, ""))
-        for layer in inspection.layers
-    ]
-    # A column that nothing stands in is left out.
-    heads = ("layer", "op", "scope", "suspect because")
-    shown = [i for i, _ in enumerate(heads) if any(row[i] for row in rows)]
-    table = _table([heads[i] for i in shown])
-    for row in rows:
-        table.add_row(*(printable(row[i]) for i in shown))
+    columns = {
+        "layer": [layer.name for layer in inspection.layers],
+        "op": [layer.op for layer in inspection.layers],
+        "scope": [layer.scope for layer in inspection.layers],
+        "suspect because": [inspection.suspects.get(x.name, "") for x in inspection.layers],
+    }
+    shown = {head: cells for head, cells in columns.items() if any(cells)}
+    table = _table(list(shown))
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*map(printable, row))
     console.print(table)
     for pattern in inspection.patterns:
         how = "written out" if pattern.decomposed else "one operator"
@@ -386,7 +334,7 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     for name, reason in inspection.kept.items():
         alike.setdefault(reason, []).append(name)
     for reason, names in alike.items():
-        console.print(printable(f"kept in FP32: {some_of(names, _KEPT)} ({reason})"))
+        console.print(printable(f"kept in FP32: {some_of(names, SHOWN_KEPT_LAYERS)} ({reason})"))
     for line in (*(f.message for f in inspection.findings), *inspection.advice):
         console.print(printable(f"note: {line}"), style="yellow")
 
@@ -395,13 +343,13 @@ def print_cures(console: Console, cures: Cures, folder: Path) -> None:
     """The answer, then what was tried."""
     good = not cures.needed or cures.smallest is not None
     console.print(printable(headline_of_cures(cures)), style="bold green" if good else "bold red")
-    for line in lines_of_cures(cures):
-        console.print(printable(line), soft_wrap=True)
+    for cure in cures.tried:
+        console.print(printable(line_of_cure(cure)), soft_wrap=True)
     console.print(printable(f"table: {folder}"), soft_wrap=True)
 
 
 def print_reduced(console: Console, found: Reduced | Observation, folder: Path) -> None:
-    """The piece, what it shows, how it was found and where it is."""
+    """The subgraph, what it shows, how it was found and where it is."""
     if not isinstance(found, Reduced):
         console.print(printable(nothing_bad(found)), style="bold green")
         return
@@ -419,9 +367,8 @@ def _table(columns: list[str]) -> Table:
 
 
 def _baselines(result: Record, but: Container[str]) -> Table:
-    """A row a baseline and output, without the columns ``but``. Its verdict and score are of the
-    baseline as a whole: beside each of its outputs they would say that every one of them misses.
-    """
+    """A row a baseline and output, without the columns ``but``."""
+    # Beside each output the baseline's score would say that every one of them misses.
     shown = result.outputs[[c for c in OUTPUT_COLUMNS if c not in but]].astype(object)
     of_all = [c for c in ("baseline", "outcome", "score") if c in shown]
     shown.loc[shown["baseline"].duplicated(), of_all] = ""
@@ -430,8 +377,8 @@ def _baselines(result: Record, but: Container[str]) -> Table:
 
 def _frame(frame: pd.DataFrame) -> Table:
     table = _table([str(c) for c in frame.columns])
-    for row in scores_told(frame).to_numpy(dtype=object).tolist():
-        table.add_row(*(printable(number(v)) for v in row))
+    for row in text.scores_told(frame).to_numpy(dtype=object).tolist():
+        table.add_row(*(printable(text.number(v)) for v in row))
     return table
 
 
@@ -446,6 +393,6 @@ def print_page(console: Console, page: Page) -> None:
         for line in section.lines:
             console.print(printable(line))
         if len(section.table):
-            console.print(_frame(section.table.head(_SHOWN_PINS)))
-        if len(section.table) > _SHOWN_PINS:
-            console.print(f"... and {len(section.table) - _SHOWN_PINS} more")
+            console.print(_frame(section.table.head(SHOWN_PINS)))
+        if len(section.table) > SHOWN_PINS:
+            console.print(f"... and {len(section.table) - SHOWN_PINS} more")

@@ -17,13 +17,16 @@ from bisect_trt.search.find import Regime
 from bisect_trt.steps.validation_inputs import WANTED
 from bisect_trt.steps.verify import GOLDEN, Verification
 
-_NEARLY_ALL = 0.9
-"""Of the layers: a plan with so many pins is FP32 with casts around it."""
+NEARLY_ALL_SHARE = 0.9
+"""A plan that pins so many of the layers is FP32 with casts around it."""
+
+NAMED_LAYERS = 3
 
 
 def tone(result: Record) -> str:
-    """What the first glance says: ``bad`` where no plan passes, ``unsure`` where nothing but the
-    given inputs speaks for it or it leaves hardly a layer to lower, else ``ok``.
+    """What the first glance says: ``bad``, ``unsure`` or ``ok``.
+
+    It is ``unsure`` where only the given inputs speak for a plan, or hardly a layer is reduced.
     """
     if not result.passed:
         return "bad"
@@ -32,14 +35,11 @@ def tone(result: Record) -> str:
 
 
 def is_nearly_all(result: Record) -> bool:
-    """Whether a search that came to its end found hardly another thing than FP32."""
+    """Whether a finished search found hardly another thing than FP32."""
     free = result.layer_count - len(result.plan.held)
     searched = (result.complete or result.ranked) and not result.out_of_time
     found = len(result.plan.chosen)
-    return result.passed and searched and found >= max(2.0, _NEARLY_ALL * free)
-
-
-_NAMED = 3
+    return result.passed and searched and found >= max(2.0, NEARLY_ALL_SHARE * free)
 
 
 def number(value: Any) -> str:
@@ -52,14 +52,14 @@ def number(value: Any) -> str:
 
 
 def scores_told(table: pd.DataFrame) -> pd.DataFrame:
-    """``table`` with words for the number that stands for a miss where none is allowed."""
-    told = table
+    """``table`` with words for the score that stands for a miss where none is allowed."""
+    shown = table
     for name in (c for c in table if "score" in str(c) or c == "sensitivity"):
         beyond = pd.to_numeric(table[name], errors="coerce").eq(NOTHING_ALLOWED)
         if beyond.any():
             words = table[name].astype(object).mask(beyond, brief(NOTHING_ALLOWED))
-            told = told.assign(**{str(name): words})
-    return told
+            shown = shown.assign(**{str(name): words})
+    return shown
 
 
 def sources(layers: pd.DataFrame) -> str:
@@ -67,7 +67,7 @@ def sources(layers: pd.DataFrame) -> str:
     if "source" not in layers or not layers["source"].any():
         return ""
     names = layers.loc[layers["source"].astype(bool), "layer"].astype(str).tolist()
-    return f"Errors start at {some_of(names, _NAMED)}."
+    return f"Errors start at {some_of(names, NAMED_LAYERS)}."
 
 
 def misses_alone(layers: pd.DataFrame) -> str:
@@ -83,23 +83,19 @@ def misses_alone(layers: pd.DataFrame) -> str:
             f"Of {counted(known, 'layer')} measured alone none misses the requirement, on those "
             "inputs and copies."
         )
-    which = some_of(names.astype(str).tolist(), _NAMED)
+    which = some_of(names.astype(str).tolist(), NAMED_LAYERS)
     return f"{which} {'misses' if len(names) == 1 else 'miss'} the requirement alone."
 
 
 def score_without(pin: Any) -> str:
-    """What the set without a pin scores; where it would meet the requirement, also what a set is
-    held to while it is made smaller.
-    """
+    """What the set without a pin scores; where that passes, also the share it was held to."""
     score, share = float(pin.score_without), float(pin.tolerance_share)
     said = times(score, str(pin.outcome_without))
     return said if score > 1.0 else f"{said} (held to {share:.3g})"
 
 
 def is_least(pin: Any) -> bool:
-    """Whether :func:`score_without` is the least that the set scores: one sample was enough to
-    tell.
-    """
+    """Whether :func:`score_without` is a lower bound, as one missed input ended the evaluation."""
     return not getattr(pin, "of_all_given", True) and math.isfinite(pin.score_without)
 
 
@@ -127,8 +123,8 @@ def judged_by(result: Record) -> str:
     latency = {str(row["engine"]).rpartition(" ")[2]: row["latency_ms"] for row in rows}
     shown = ("fp32", result.precision.value, "plan")
     costs = ", ".join(f"{name} {number(ms)} ms" for name, ms in latency.items() if name in shown)
-    builds = result.engine.builds_beyond_baselines or 0
-    said = f"decided on {result.runner}, {counted(builds, 'build')} beyond the baselines"
+    builds = counted(result.engine.builds_beyond_baselines or 0, "build")
+    said = f"decided on {result.runner}, {builds} beyond the baselines"
     return f"{said}; latency {costs}" if costs else said
 
 
@@ -143,14 +139,14 @@ def search_sentences(result: Record) -> list[str]:
         word = "diffuse accumulation" if result.cause is Cause.ACCUMULATION else "spread"
         kind = f"{word} over {facts.spread_over} layers; the"
     lines = [f"{kind} pins are {'; '.join(facts.blocks)}."]
-    auc = ""
-    if not math.isnan(facts.suspicion_auc):
-        auc = f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
-    lines.append(
+    said = (
         f"The search emulated {counted(facts.emulated_evaluations, 'set')} of pins; by yes and no "
         f"alone, telling {len(result.plan.chosen)} of {result.layer_count} layers apart takes "
-        f"{facts.information_bound:.0f} answers at least.{auc}"
+        f"{facts.information_bound:.0f} answers at least."
     )
+    if not math.isnan(facts.suspicion_auc):
+        said += f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
+    lines.append(said)
     if facts.violations:
         lines.append(
             f"{facts.violations} failing sets held a passing one: here more pins are not always "
@@ -169,8 +165,7 @@ def _reproducibility_sentences(seen: Reproducibility | None) -> list[str]:
         bits = f"{seen.differing} runs differed from the others of their input and process"
     lines = [f"{seen.passed} of {seen.runs} runs in {where} met the requirement; {bits}."]
     if seen.right is not None and seen.processes > 1:
-        # The runs of one process are no observations of their own: an engine was seen to be right
-        # in every run of some processes and in none of others.
+        # Runs of one process do not count on their own: they tend to be right or wrong together.
         bound = 100.0 * lower_bound(seen.right, seen.processes)
         lines.append(
             f"Every run did in {seen.right} of the {where}, so in at least {bound:.0f} % of all, "
@@ -189,13 +184,13 @@ def engine_sentences(result: Record) -> list[str]:
         f"{facts.pins_emulated_as.upper()}."
     ]
     lines += _reproducibility_sentences(facts.reproducibility)
-    sensitivity = facts.marking_effect
-    if sensitivity is not None:
+    effect = facts.marking_effect
+    if effect is not None:
         lines.append(
             f"Layer errors come from {facts.layer_errors_from} "
             f"({counted(facts.marked_batches or 0, 'build')}). "
-            f"Marking moved the final score from {number(sensitivity.unmarked_score)} to "
-            f"{number(sensitivity.marked_score)}: the unmarked engine decides."
+            f"Marking moved the final score from {number(effect.unmarked_score)} to "
+            f"{number(effect.marked_score)}: the unmarked engine decides."
         )
     if facts.pins_added_by_engine is not None:
         lines.append(
@@ -213,29 +208,10 @@ def engine_sentences(result: Record) -> list[str]:
 
 
 def validation_sentences(validation: Validation | None) -> list[str]:
-    """On what the plan was tested, and with what confidence: what is claimed is what was tested."""
+    """On what the plan was tested, and with what confidence."""
     if validation is None:
         return []
-    given, size = validation.given, validation.set_size
-    told = [f"given {given.passed} of {given.tested} {_inputs(size)}"]
-    for kind, words in (
-        (validation.perturbed, "perturbed {} of {} roundings"),
-        (validation.augmented, "augmented inputs {} of {}"),
-        (validation.holdout, f"held out {{}} of {{}} {_inputs(validation.holdout_size)}"),
-    ):
-        if kind.tested:
-            counted = words.format(kind.passed, kind.tested)
-            counted += f" (sets of {size})" if size > 1 and kind is not validation.holdout else ""
-            told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
-    sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
-    said = (
-        f"{validation.word.value}{_asked_for(validation)}. Holds on"
-        if validation.word
-        else "holds on"
-    )
-    if validation.word is ValidationVerdict.VALIDATED:
-        said = said.replace(". Holds on", ", of inputs like yours. Holds on")
-    lines = [f"{said[0].upper()}{said[1:]} {'; '.join(told)}{sure}."]
+    lines = [_tested(validation)]
     if validation.fitted:  # before what else is said: it is no claim on other inputs
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     out = validation.holdout
@@ -243,28 +219,49 @@ def validation_sentences(validation: Validation | None) -> list[str]:
         lines.append(f"The worst of those held out is {out.worst}: {times(out.worst_score)}.")
     if beyond := _beyond(validation):
         lines.append(beyond)
+    augmented = validation.augmented.tested
     if validation.unfinished:
         lines.append(
             "The run ended before the plan's test on new copies, and on inputs kept apart if "
             "there are any, was done; search.csv has what the search saw."
         )
     elif not validation.perturbed.tested:
-        else_ = "" if validation.augmented.tested else ", nor augmented inputs"
-        lines.append(f"No copies with perturbed inputs were tested{else_}.")
-    if validation.augmented.tested:
-        apart = validation.holdout.tested * validation.holdout_size
-        few = given.tested * size + apart < FEW_INPUTS
+        lines.append(f"No perturbed{'' if augmented else ' or augmented'} inputs were tested.")
+    if augmented:
+        apart = out.tested * validation.holdout_size
+        few = validation.given.tested * validation.set_size + apart < FEW_INPUTS
         advice = ": give 20 inputs or more" if few else ""
-        lines.append(
-            f"Augmented inputs of the given inputs are no substitute for real ones{advice}."
-        )
+        lines.append(f"Augmented inputs are no substitute for real ones{advice}.")
     return lines
 
 
+def _tested(validation: Validation) -> str:
+    """The verdict, and how many inputs of each kind passed."""
+    given, size = validation.given, validation.set_size
+    found = [f"given {given.passed} of {given.tested} {_inputs(size)}"]
+    sets = f" (sets of {size})" if size > 1 else ""
+    for kind, name, inputs in (
+        (validation.perturbed, "perturbed", f"inputs{sets}"),
+        (validation.augmented, "augmented", f"inputs{sets}"),
+        (validation.holdout, "held out", _inputs(validation.holdout_size)),
+    ):
+        if kind.tested:
+            bound = f"at least {100.0 * kind.lower_bound:.1f} %"
+            found.append(f"{name} {kind.passed} of {kind.tested} {inputs}, {bound}")
+    sure = {1: "", 2: " with 95 % confidence"}.get(len(found), ", each with 95 % confidence")
+    said = f"Holds on {'; '.join(found)}{sure}."
+    if validation.word is None:
+        return said
+    word = validation.word.value.capitalize()
+    if validation.wanted < WANTED:  # the user asked for less than usual
+        word += f" for the {100.0 * validation.wanted:.3g} % asked for"
+    if validation.word is ValidationVerdict.VALIDATED:
+        word += ", of inputs like yours"
+    return f"{word}. {said}"
+
+
 def of_one_input(answer: str, validation: Validation | None) -> str:
-    """``answer``, which says before anything else where it is by one input: that says little of
-    others.
-    """
+    """``answer``, which begins with the warning that only one input was given."""
     return f"With one input: {answer}" if validation is not None and validation.of_one else answer
 
 
@@ -273,22 +270,14 @@ def _inputs(size: int) -> str:
     return "inputs" if size == 1 else f"sets of {size} inputs"
 
 
-def _asked_for(validation: Validation) -> str:
-    """The share that the word is about, where the user asked for less than usual."""
-    return (
-        f" for the {100.0 * validation.wanted:.3g} % asked for"
-        if validation.wanted < WANTED
-        else ""
-    )
-
-
 def caption_of(validation: Validation | None) -> str:
-    """What stands above a table of what the plan was tested on."""
-    word = word_of(validation) or ""
-    said = f"with one input, {word}" if validation is not None and validation.of_one else word
-    if validation is not None and validation.word is ValidationVerdict.VALIDATED:
-        said = f"{said.rstrip(', ')}, of inputs like yours"
-    return f"{said.rstrip(', ')}: on what it holds".removeprefix(": ").capitalize()
+    """The caption of a table of what the plan was tested on."""
+    parts = ["with one input"] if validation is not None and validation.of_one else []
+    if word := word_of(validation):
+        parts.append(word)
+    if word == ValidationVerdict.VALIDATED.value:
+        parts.append("of inputs like yours")
+    return f"{', '.join(parts)}{': ' if parts else ''}on what it holds".capitalize()
 
 
 def meaning_of(validation: Validation | None) -> str:
@@ -307,16 +296,13 @@ def meaning_of(validation: Validation | None) -> str:
 
 
 def _beyond(validation: Validation) -> str:
-    """Why a plan of which as many copies of the few inputs hold as were asked for is not called
-    validated; blank for others.
-    """
+    """Why a plan whose copies pass often enough is not called validated; blank for others."""
+    limit = validation.prediction_limit
     if not validation.is_bounded or validation.leaves_room or validation.word is None:
         return ""
-    if (
-        validation.holdout.worst_score > validation.prediction_limit
-    ):  # what was seen is more than what was expected
+    if validation.holdout.worst_score > limit:  # what was seen is more than what was expected
         return ""
-    copies = "Copies" if validation.perturbed.tested else "Variants"
+    copies = "Copies" if validation.perturbed.tested else "Augmented inputs"
     if validation.of_one:
         return (
             f"{copies} of the one input hold as often as was asked; how far other inputs are from "
@@ -327,20 +313,18 @@ def _beyond(validation: Validation) -> str:
     if validation.set_size > 1:
         whose, other = f"set of {validation.set_size} inputs", "another set"
         far = "by how far its inputs lie apart"
-    copies = f"{copies} of the {whose} hold as often as was asked, but {other} may use"
-    if validation.set_size > 1 and math.isinf(validation.prediction_limit):
-        return f"{copies} anything: so few inputs, or such a metric, do not tell."
-    if math.isinf(validation.prediction_limit) and validation.has_margin:
-        if not any(
-            math.isinf(kind.worst_score) for kind in (validation.perturbed, validation.augmented)
-        ):
-            return f"{copies} anything: no copy shows any error, so nothing was at stake in them."
-        return f"{copies} anything: some copies miss it by more than any number of tolerances."
-    if math.isinf(
-        validation.prediction_limit
-    ):  # a decision that never changed, or one that did; or no error
-        return f"{copies} anything: what they show is whether they hold, not how nearly."
-    return f"{copies} up to {times(validation.prediction_limit)}, {far}."
+    said = f"{copies} of the {whose} hold as often as was asked, but {other} may use"
+    if not math.isinf(limit):
+        return f"{said} up to {times(limit)}, {far}."
+    if validation.set_size > 1:
+        why = "so few inputs, or such a metric, do not tell"
+    elif not validation.has_margin:
+        why = "what they show is whether they hold, not how nearly"
+    elif math.inf in (validation.perturbed.worst_score, validation.augmented.worst_score):
+        why = "some copies miss it by more than any number of tolerances"
+    else:
+        why = "no copy shows any error, so nothing was at stake in them"
+    return f"{said} anything: {why}."
 
 
 def verdict(found: Verification) -> str:
@@ -350,7 +334,7 @@ def verdict(found: Verification) -> str:
     does_hold = failed in ([], [GOLDEN])
     answer = "The plan holds." if does_hold else "The plan does not hold."
     if does_hold and validation is not None and validation.word is ValidationVerdict.OVERFITTED:
-        answer = "The plan holds on the given inputs, by luck: on others it misses more than asked."
+        answer = "The plan is overfitted: it holds on the given inputs and misses others too often."
     if failed == [GOLDEN]:
         answer += " But the reference does not give the golden outputs."
     return of_one_input(answer, validation)

@@ -37,7 +37,12 @@ from bisect_trt.steps.search_set import all_in_fp32
 from bisect_trt.steps.select_fitted import Bisection
 from bisect_trt.steps.tradeoff import measure_tradeoff
 from bisect_trt.steps.validation import validate, validation_as_known
-from bisect_trt.steps.validation_inputs import MAX_TESTS, fitted, next_test, planned_test, shortened
+from bisect_trt.steps.validation_inputs import (
+    MAX_TESTS,
+    REFUSED_TIME_S,
+    next_test,
+    planned_test,
+)
 
 
 @dataclass(frozen=True)
@@ -311,9 +316,10 @@ def validation_of_answer(known: RunState, context: Context) -> Validation | None
         if judged is not None:
             refused = judged.refused
         if refused:
-            test = shortened(test, known.problem, context.pace.usual_seconds)
-    wanted = test.enough
-    test = fitted(test, known.problem, seconds, context.time.left_s)
+            test = test.within(known.problem, context.pace.usual_seconds, REFUSED_TIME_S)
+    wanted = test.copies
+    # Two copies are made at a time; of what a budget leaves, two fifths are for the report.
+    test = test.within(known.problem, seconds, 2.0 * 0.6 * context.time.left_s)
     endings = context.time.endings
     validation = validate(known.problem, context, context.judges, plan, test)
     kinds = (
@@ -322,7 +328,7 @@ def validation_of_answer(known: RunState, context: Context) -> Validation | None
         else [validation.perturbed]
     )
     fewest = min(kind.tested for kind in kinds)
-    if fewest < wanted and (test.enough < wanted or context.time.endings > endings):
+    if fewest < wanted and (test.copies < wanted or context.time.endings > endings):
         _note_budget(context, validation, wanted)
     return validation
 
@@ -398,12 +404,12 @@ def looked_at_again(known: RunState, context: Context) -> RunState:
 
 def _tradeoff(known: RunState, context: Context, answer: PrecisionPlan) -> pd.DataFrame | None:
     """The trade-off curve; None where no reduced plan was measured."""
-    problem, triage, baselines = known.problem, known.triage, known.baselines
-    if baselines is None or problem.settings.fitted or answer.base is not problem.base.base:
+    problem, triage = known.problem, known.triage
+    if known.baselines is None or problem.settings.fitted or answer.base is not problem.base.base:
         return None
     context.observer.step("tradeoff")
     base, ranking = (problem.base, ()) if triage is None else (triage.base, triage.ranking)
-    found = measure_tradeoff(problem, context, baselines, base, ranking, answer, known.validation)
+    found = measure_tradeoff(problem, context, base, ranking, answer, known.validation)
     for finding in found.cut_short():
         context.note(finding)
     return found.table

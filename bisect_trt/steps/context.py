@@ -20,7 +20,7 @@ from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.cache import CACHE, Cache, Row
-from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.evaluator import Criteria, Evaluator
 from bisect_trt.evaluate.references import References
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.arrays import Arrays
@@ -43,7 +43,7 @@ from bisect_trt.steps.open_runners import (
 )
 from bisect_trt.steps.output_scales import check_parts, with_scales
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.run_folder import MetricReads, claimed_folder, folder_of
+from bisect_trt.steps.run_folder import claimed_folder, folder_of
 
 
 @dataclass(frozen=True)
@@ -135,18 +135,18 @@ class Context:
     references: References
 
     def __post_init__(self) -> None:
-        problem, turns = self.problem, self.problem.reference.turns
-        self.in_turn = turns.apart
+        problem = self.problem
+        self.in_turn = problem.reference.is_large
         self.samples_a_turn = _SAMPLES_A_TURN
         if self.emulator.device != CPU:
             self.references.use_for_copied(self._on_gpu)
         self.log: list[Evaluation] = []
-        self.tests = self.copies_made_ahead = self.further_rows = 0
+        self.tests = self.further_rows = 0
         self.in_hand: frozenset[str] | None = None
         self.refused = set[PrecisionPlan]()
         self._augmented: dict[int, set[str]] = {}
         self._gpu_lock = Lock()
-        self._key = MetricReads(problem.metrics, problem.key, self.cache).key
+        self._key = problem.key
         self._found: list[Finding] = []
         self._place: Callable[[], tuple[int, int]] = lambda: (self.plans_asked, 0)
         self._told_at = time.monotonic()
@@ -155,7 +155,9 @@ class Context:
         pool = self.emulator_pool
         self.evaluator = self.evaluator_of(pool or self.emulator, 1 if pool is None else len(pool))
         constants = self.emulator.constants.owner
-        self.second = self.evaluator_of(WholeModelRunner(problem.graph, constants, turns))
+        self.second = self.evaluator_of(
+            WholeModelRunner(problem.graph, constants, problem.reference.turns)
+        )
         self.engine = None
         if self.opened is not None:
             self.engine = self.evaluator_of(self.opened, problem.settings.workers)
@@ -316,19 +318,16 @@ class Context:
         problem = self.problem
         # Only growing a set and telling an engine's FP32 need the signed errors of each evaluation.
         vectors = problem.settings.fitted or self.opened is not None
-        evaluator = Evaluator(
-            runner,
-            problem.samples,
+        criteria = Criteria(
             self.references,
             problem.requirements,
-            self.cache,
-            self._key,
-            self.error_sample if vectors else None,
-            workers,
-            self.log,
-            self.samples_a_turn if self.in_turn or runner is self.opened else 8,
             1.0 if problem.requirements.of_sets else problem.settings.share_of_given,
+            self.error_sample if vectors else None,
         )
+        evaluator = Evaluator(runner, problem.samples, criteria, self.cache, self._key, self.log)
+        evaluator.workers = workers
+        turns = self.in_turn or runner is self.opened
+        evaluator.at_once = self.samples_a_turn if turns else 8
         evaluator.before_each = self.time.check
         evaluator.on_inference = partial(self._tell_inference, runner.name)
         return evaluator
@@ -386,12 +385,12 @@ def _opened(
 ) -> Context:
     """As :func:`open_context`; ``opened`` closes it all."""
     settings, folder = problem.settings, folder_of(problem, suffix)
-    device, findings = emulator_device(settings)
+    device = emulator_device(settings)
     engine = open_engine(problem, folder / "caches")
     if engine is not None:
         opened.enter_context(closing(engine))
     cache = opened.enter_context(claimed_folder(problem, folder))
-    emulator, noted = open_emulator(problem, device, cache)
+    emulator, noted = open_emulator(problem, device)
     pool = open_emulator_pool(problem, emulator, device)
     if pool is not None:
         opened.enter_context(closing(pool))
@@ -412,7 +411,7 @@ def _opened(
         time=time_budget,
         references=references,
     )
-    context.note(*findings, *noted, *of_scales)
+    context.note(*noted, *of_scales)
     if engine is None and (words := idle_options(settings)):
         context.note(Finding("no-engine", "", words))
     if cache.note:

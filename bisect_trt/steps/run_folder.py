@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, what may be written over, and what the user's metrics read."""
+"""The folder that a run works in: nobody else uses it, and nothing of the user's is lost."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import json
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from bisect_trt.base.atomic_files import RESULT_FILES, RUN, VERIFY_FILES, scratch_in
+from bisect_trt.base.atomic_files import RESULT_FILES, RUN, VERIFY_FILES, sweep
 from bisect_trt.base.errors import BadInputError, not_written
-from bisect_trt.base.user_code import content_digest
-from bisect_trt.evaluate.cache import CACHE, Cache, Row, content_key
-from bisect_trt.metrics.user_metric import UserMetric
+from bisect_trt.evaluate.cache import CACHE, Cache, Row
 from bisect_trt.steps.problem import Problem
 
 try:
@@ -37,7 +35,8 @@ def claimed_folder(problem: Problem, folder: Path) -> Iterator[Cache]:
     """
     with held_folder(folder):
         _check_files(folder, problem)
-        with scratch_in(folder), closing(Cache(folder)) as cache:
+        sweep(folder, Path(tempfile.gettempdir()))
+        with closing(Cache(folder, fresh=problem.settings.fresh)) as cache:
             cache.record([Row(_OWNER, _OWNER, _source_of(problem))])
             yield cache
 
@@ -81,33 +80,37 @@ def _owner_of(folder: Path) -> str | None:
     path = folder / CACHE
     if not path.is_file():
         return None
-    read_only = f"{path.resolve().as_uri()}?mode=ro"
-    query = "SELECT meta FROM answers WHERE key = ?"
-    with (
-        suppress(sqlite3.Error, OSError, ValueError),
-        closing(sqlite3.connect(read_only, uri=True)) as database,
-    ):
+    with suppress(sqlite3.Error, OSError, ValueError), closing(_opened(path)) as database:
+        query = "SELECT meta FROM answers WHERE key = ?"
         row = database.execute(query, (_OWNER,)).fetchone()
         return None if row is None else str(json.loads(row[0]))
     return None
 
 
-@contextmanager
-def held_folder(folder: Path) -> Iterator[None]:
-    """``folder``, made if it is not there; nobody else runs in it inside the block.
+def _opened(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
-    The folder itself is locked, since SQLite has locks of its own on the cache; the system lets go
-    of it with the process.
 
-    Raises:
-        BadInputError: the folder cannot be written, or is in use.
-    """
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, ValueError) as error:
         raise not_written(f"--out {folder}", error, "; choose another folder") from error
+
+
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """``folder``, made if it is not there; nobody else runs in it inside the block. The system lets
+    go of it with the process.
+
+    The folder itself is locked: SQLite has locks of its own on the cache.
+
+    Raises:
+        BadInputError: the folder cannot be written, or is in use.
+    """
+    _make(folder)
     if fcntl is None:
         yield
         return
@@ -130,8 +133,11 @@ def held_folder(folder: Path) -> Iterator[None]:
 def _check_files(folder: Path, problem: Problem) -> None:
     """Refuse to write over what the run reads, and over what no run wrote."""
     settings = problem.settings
-    read = (*problem.model.side_files, *settings.inputs, *settings.holdout, settings.golden)
-    sources = [Path(s) for s in (problem.model.path, *read) if isinstance(s, (str, Path))]
+    read = [problem.model.path, *problem.model.side_files]
+    read += [Path(s) for s in (*settings.inputs, *settings.holdout) if isinstance(s, (str, Path))]
+    golden = settings.golden
+    sources = [Path(p) for p in read if p is not None]
+    sources += [Path(golden)] if isinstance(golden, (str, Path)) else []
     for name in (*RESULT_FILES, *VERIFY_FILES, CACHE):
         written = folder / name
         if not written.exists():
@@ -151,47 +157,3 @@ def _check_files(folder: Path, problem: Problem) -> None:
                 f"--out {folder}: holds {name} and no cache of bisect-trt, so it may not be a "
                 "run's; choose another folder, or move the file away"
             )
-
-
-class MetricReads:
-    """``key`` is ``run_key``, or one that follows from it and the files as they are now; what the
-    ``metrics`` read from now on is recorded beside the first answer that depends on it.
-    """
-
-    def __init__(self, metrics: Sequence[UserMetric], run_key: str, cache: Cache) -> None:
-        self._metrics = metrics
-        self.key, self._known = _current(run_key, cache)
-        cache.beside = self._new_rows
-
-    def _new_rows(self) -> list[Row]:
-        reads = dict(self._known)
-        for metric in self._metrics:
-            read = dict(metric.reads)  # which another thread's call may add to
-            for path, digest in read.items():
-                if reads.get(path, digest) != digest:
-                    raise BadInputError(
-                        f"--metric {metric.name}: {path} changed while it was in use; run the "
-                        "command again"
-                    )
-            reads |= read
-        if reads == self._known:
-            return []
-        self._known = reads
-        return [Row(_place(self.key), "reads", reads)]
-
-
-def _current(key: str, cache: Cache) -> tuple[str, dict[str, str]]:
-    """The key that the cache answers under for the files as they are now, and those files."""
-    while True:
-        found = cache.recall(_place(key))
-        if found is None:
-            return key, {}
-        before = dict(found[0])
-        now = {path: content_digest(path) for path in before}
-        if now == before:
-            return key, before
-        key = content_key(key, now)
-
-
-def _place(key: str) -> str:
-    return content_key(key, "reads")

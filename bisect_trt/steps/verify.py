@@ -31,10 +31,9 @@ from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import times
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.lifted import load_source
-from bisect_trt.model.load import values_aside
 from bisect_trt.model.precision_rules import STORAGE_TYPE
 from bisect_trt.model.save import file_form
-from bisect_trt.model.tensor_types import infer_types
+from bisect_trt.model.tensor_types import infer_types, skeleton
 from bisect_trt.model.typed import to_typed
 from bisect_trt.model.weak_typing import (
     OF_FUNCTIONS,
@@ -148,7 +147,7 @@ def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
 
 def _complaint(model: onnx.ModelProto) -> str:
     """What ONNX's own check says against ``model``; empty for nothing."""
-    model = values_aside(model)
+    model = skeleton(model)  # weights may be too many for ONNX's own tools
     try:
         onnx.checker.check_model(model)
     except Exception as error:  # the library has its own classes for each of its checks

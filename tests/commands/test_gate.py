@@ -102,12 +102,11 @@ def test_a_gate_is_closed_by_one_and_goes_on_where_it_was(
     assert ended.exit_code == 1, ended.output
     assert "Closed: bad missed the requirements." in ended.output
     out = tmp_path / "reports" / "gate"
-    made = {"index.html", "gate.md", "gate.json", "junit.xml", "good", "bad"}
+    made = {"gate.md", "gate.json", "junit.xml", "good", "bad"}
     assert {p.name for p in out.iterdir()} == made
     first = json.loads((out / "gate.json").read_text())
     assert all(m["new_evaluations"] > 0 for m in first["models"])
-    page = (out / "index.html").read_text()
-    assert '<a href="good/report.html">good</a>' in page and "<script" not in page
+    assert "| good | pass |" in (out / "gate.md").read_text()
     suites = ElementTree.parse(out / "junit.xml").getroot()
     assert [s.get("name") for s in suites] == ["good", "bad"]
     assert [s.get("failures") for s in suites] == ["0", "1"]
@@ -197,10 +196,10 @@ def test_the_table_says_which_requirement_is_missed_and_why(tmp_path: Path) -> N
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "bisect.toml").write_text(DEFAULTS + entry("a", "healthy"))
-    (tmp_path / "index.html").write_text("mine")
+    (tmp_path / "gate.md").write_text("mine")
     ended = gate(tmp_path, "--out", str(tmp_path))
-    assert ended.exit_code == 2 and "holds index.html" in ended.output
-    assert (tmp_path / "index.html").read_text() == "mine"
+    assert ended.exit_code == 2 and "holds gate.md" in ended.output
+    assert (tmp_path / "gate.md").read_text() == "mine"
     assert gate(tmp_path / "absent").exit_code == 2
 
 

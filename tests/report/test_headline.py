@@ -15,8 +15,8 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED
 from bisect_trt.metrics.statistics import lower_bound
 from bisect_trt.report.headline import headline, next_step
+from bisect_trt.report.html import as_html
 from bisect_trt.report.markdown import as_markdown
-from bisect_trt.report.page import as_html
 from bisect_trt.report.summarise import Result
 from bisect_trt.report.terminal import print_verdict
 from bisect_trt.report.text import (
@@ -157,9 +157,7 @@ def test_few_inputs_are_advised_to_be_more() -> None:
         (none, False),
         (replace(validation, augmented=augmented), False),
     ):
-        assert (
-            any("No copies with perturbed inputs" in s for s in validation_sentences(found)) == told
-        )
+        assert any(s.startswith("No perturbed") for s in validation_sentences(found)) == told
 
 
 def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
@@ -241,19 +239,6 @@ def test_a_plan_that_leaves_hardly_a_layer_is_no_plain_success() -> None:
     )
     for unfinished in ({"out_of_time": True}, {"complete": False, "ranked": False}):
         assert headline(replace(most, **unfinished)).startswith("Keep 19 of 20 layers")
-    one = missed.tradeoff.assign(given_missed="odd.npz")
-    one.loc[one["pins"] < 19, "given_passed"] = 24 - 6  # of which the fewest pins are shown
-    assert next_step(replace(missed, tradeoff=one)) == (
-        "What next: look at odd.npz: with 0 pins no other of 24 given inputs misses (if they are "
-        "near ties, run without them)."
-    )
-    one.loc[one["pins"] == 8, "given_passed"] = 23
-    assert next_step(replace(missed, tradeoff=one)) == (
-        "What next: look at odd.npz: with 8 pins no other of 24 given inputs misses (if it is a "
-        "near tie, run without it)."
-    )
-    many = one.assign(given_passed=24 - 7)
-    assert next_step(replace(missed, tradeoff=many)) == next_step(missed)
     none = missed.tradeoff.assign(given_passed=0)
     assert next_step(replace(missed, tradeoff=none)).endswith("or loosen the requirement.")
     unmeasured = replace(missed, tradeoff=pd.DataFrame())

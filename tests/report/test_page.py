@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bisect_trt.base.display import printable
-from bisect_trt.report.page import as_html
+from bisect_trt.report.html import as_html
 from tests.report.synthetic import HOSTILE, INPUTS, TRADEOFF, synthetic_result
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")

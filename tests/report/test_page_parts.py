@@ -23,8 +23,8 @@ from bisect_trt.report.figures import (
     ranges_figure,
     tradeoff_figure,
 )
-from bisect_trt.report.page import as_html, layer_data, pin_rows
-from bisect_trt.report.summarise import requirement_scores
+from bisect_trt.report.html import as_html, layer_data, pin_rows
+from bisect_trt.report.tables import requirement_scores
 from bisect_trt.report.terminal import print_verdict
 from bisect_trt.report.text import misses_alone, sources, unproved
 from tests.report.synthetic import synthetic_result

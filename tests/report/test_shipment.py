@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.report.page import profile_of_inputs, recipes
+from bisect_trt.report.html import profile_of_inputs, recipes
 from bisect_trt.settings import Settings, as_command
 from tests.report.synthetic import synthetic_result
 

@@ -44,7 +44,7 @@ def test_values_are_normalised_and_wrong_ones_refused() -> None:
         ({"precision": "fp32"}, "that is the reference"),
         ({"runner": "abacus"}, "unknown; choose one of auto"),
         ({"workers": 0}, "at least 1"),
-        ({"probe_timeout_s": 0}, "more than 0"),
+        ({"evaluation_timeout_s": 0}, "more than 0"),
         ({"max_builds": "many"}, "not a int"),
     ):
         with pytest.raises(BadInputError, match=words):

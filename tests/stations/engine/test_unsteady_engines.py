@@ -52,6 +52,7 @@ def test_fp32_that_differs_from_run_to_run_is_unsteady(judged: Judged, bad: int)
     )
 
 
+@pytest.mark.slow
 def test_a_reduced_engine_that_differs_is_unsteady_too(judged: Judged) -> None:
     """Where its best runs pass nothing is searched; where all miss the answer's is looked at."""
     for require, what in (("rel_range<=1e-1", "FP16 engine"), ("rel_range<=2e-4", "answer's")):
@@ -78,9 +79,7 @@ def test_fp32_that_is_wrong_in_all_processes_is_not_precision(judged: Judged) ->
 
 
 @pytest.mark.parametrize("bad", [0, 2])
-def test_what_the_answer_holds_on_is_tested_while_further_processes_build(
-    judged: Judged, bad: int
-) -> None:
+def test_the_answer_is_validated_before_further_processes_run_it(judged: Judged, bad: int) -> None:
     """The copies run where the engine is; an answer that another process takes back holds on
     nothing.
     """
@@ -194,6 +193,7 @@ def eight(fixture: Fixture) -> list[Any]:
     return [{n: a + np.float32(0.01 * i) for n, a in fixture.inputs.items()} for i in range(8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("require", "more"), [("max_abs@mean<=0.1", {}), ("max_abs<=0.1", {"allow_misses": 0.2})]
 )

@@ -1,0 +1,135 @@
+"""What version 0.4.0 wrote and called otherwise: plans, runs, options and keys of bisect.toml."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from click.testing import Result as Ended
+
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.cli import main
+from bisect_trt.report.gate import read_project
+from bisect_trt.settings import FORMER, Settings
+from bisect_trt.steps.saved_plan import read_plan
+from fixtures.__main__ import input_bytes, model_bytes
+from fixtures.encoders import encoder_decomposed
+
+PLAN_OF_0_4_0 = """{
+  "base": "fp16",
+  "pin_precision": "fp32",
+  "pinned": %s,
+  "requirements": ["rel_range<=1e-2"],
+  "metrics": [],
+  "holds_on": 0.9,
+  "robust": 0.95,
+  "searched": {"inputs": "", "chance": "0"}
+}"""
+
+RUN_OF_0_4_0 = """{
+  "format": 1,
+  "model": "m.onnx",
+  "precision": "fp16",
+  "passed": true,
+  "holding": {"given": {"passed": 1, "tested": 1}},
+  "robustness": {"word": "robust"},
+  "versions": {"bisect-trt": "0.4.0", "python": "3.11.7"}
+}"""
+
+OPTIONS = {
+    "--holds-on": ("0.9", "allow_misses", 0.1),
+    "--variants": ("shift", "augmented", "shift"),
+    "--probe-timeout": ("60", "evaluation_timeout_s", 60.0),
+    "--pin": ("Pow", "keep_fp32", ("Pow",)),
+    "--lower": ("MatMul", "keep_reduced", ("MatMul",)),
+}
+OF_COMMAND = {
+    "run": tuple(OPTIONS),
+    "gate": tuple(OPTIONS),
+    "verify": ("--holds-on", "--variants", "--probe-timeout"),
+    "reduce": ("--probe-timeout",),
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """A model and its input; beside them a plan of 0.4.0 and a bisect.toml."""
+    fixture = encoder_decomposed()
+    (tmp_path / "m.onnx").write_bytes(model_bytes(fixture))
+    (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
+    pins = json.dumps(sorted(fixture.pins or ()))
+    (tmp_path / "plan.json").write_text(PLAN_OF_0_4_0 % pins)
+    (tmp_path / "bisect.toml").write_text('[models.a]\nmodel = "m.onnx"\ninput = "x.npz"\n')
+    return [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz")]
+
+
+def call(*arguments: object) -> Ended:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def test_a_plan_of_0_4_0_is_read(files: list[str], tmp_path: Path) -> None:
+    saved = read_plan(tmp_path / "plan.json")
+    assert saved.requirements == ("rel_range<=1e-2",)
+    assert (saved.given_share, saved.robust) == (0.9, 0.95)
+    plan, out = ("--plan", tmp_path / "plan.json"), ("--out", tmp_path / "out")
+    ended = call("verify", *files, *plan, *out, "--robust", "0", "--runner", "emulated")
+    assert ended.exit_code == 0 and "The plan holds." in ended.output, ended.output
+    ended = call("export", files[0], *plan, "--format", "trtexec")
+    assert ended.exit_code == 0 and "--layerPrecisions" in ended.output
+    begin = ("--start-from", tmp_path / "plan.json", "--requirement", "rel_range<=1e-2")
+    ended = call("run", *files, *begin, *out, "--robust", "0", "--runner", "emulated", "--json")
+    found = json.loads(ended.stdout)
+    assert ended.exit_code == 0 and found["pinned"] and found["passed"]
+
+
+@pytest.mark.parametrize("command", ["report", "diff"])
+def test_a_run_of_0_4_0_is_refused_in_one_line(command: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(RUN_OF_0_4_0)
+    ended = call(command, *[tmp_path] * (2 if command == "diff" else 1))
+    assert ended.exit_code == 2 and len(ended.stderr.splitlines()) == 1
+    assert "written by bisect-trt 0.4.0 in format 1" in ended.stderr
+
+
+@pytest.mark.parametrize("command", OF_COMMAND)
+def test_former_options_work_and_are_not_shown(
+    command: str, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Settings] = []
+
+    def noted(settings: Settings, *_: Any) -> Any:
+        asked.append(settings)
+        raise BadInputError("seen")
+
+    job = "run" if command == "gate" else command
+    monkeypatch.setattr(f"bisect_trt.cli.{job}", noted)
+    arguments = files if command != "gate" else ["--config", str(tmp_path / "bisect.toml")]
+    if command == "verify":
+        arguments = [*arguments, "--plan", str(tmp_path / "plan.json")]
+    for flag in OF_COMMAND[command]:
+        value, field, expected = OPTIONS[flag]
+        for words in ([flag, value], [f"{flag}={value}"]):
+            assert call(command, *arguments, *words).exit_code == 2
+            assert getattr(asked.pop(), field) == expected, words
+    shown = call(command, "--help").output
+    assert not any(f"{flag} " in shown for flag in FORMER)
+
+
+def test_former_keys_work_with_a_warning(files: list[str], tmp_path: Path) -> None:
+    keys = (
+        "holds-on = 0.9\nvariants = 'shift'\nprobe-timeout = 60\npin = ['Pow']\nlower = ['Mul']\n"
+    )
+    (tmp_path / "bisect.toml").write_text(
+        f'[defaults]\n{keys}[models.a]\nmodel = "absent.onnx"\ninput = "x.npz"\n'
+    )
+    settings = read_project(tmp_path / "bisect.toml", None, {}).runs["a"]
+    assert (settings.allow_misses, settings.augmented) == (0.1, "shift")
+    assert settings.evaluation_timeout_s == 60.0
+    assert (settings.keep_fp32, settings.keep_reduced) == (("Pow",), ("Mul",))
+    ended = call("gate", "--config", tmp_path / "bisect.toml", "--quiet")
+    warned = [line for line in ended.stderr.splitlines() if line.startswith("warning: ")]
+    assert ended.exit_code == 2 and len(warned) == 5
+    assert "[defaults]: 'holds-on' is called 'allow-misses' now" in warned[0]
+    assert "warning" not in ended.stdout
