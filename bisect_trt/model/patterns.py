@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
-import onnx_graphsurgeon as gs
 
 from bisect_trt.model.graph import Graph, as_graph
 
@@ -35,109 +34,90 @@ _SINGLE = {
 
 def find_patterns(model: onnx.ModelProto | Graph) -> list[Pattern]:
     """The normalisations, softmaxes and GELUs of ``model``'s main graph, in network order."""
-    source = as_graph(model)
-    nodes = source.proto.graph.node
-    ids = {o: n for node, n in zip(nodes, source.names, strict=True) for o in node.output}
-    order = {name: position for position, name in enumerate(dict.fromkeys(ids.values()))}
-    graph = gs.import_onnx(_light(source.proto))
-    found = []
-    for node in graph.nodes:
-        if node.op in _SINGLE:
-            members, kind, decomposed = [node], _SINGLE[node.op], False
-        elif node.op == "Sqrt":
-            members, decomposed = _normalisation(node), True
-            kind = _kind_of(members)
-        elif node.op == "Erf":
-            members, kind, decomposed = _gelu(node), "GELU", True
+    graph = as_graph(model)
+    wiring = _Wiring(graph.proto.graph.node)
+    found: list[tuple[int, Pattern]] = []
+    for index, node in enumerate(graph.proto.graph.node):
+        if node.op_type in _SINGLE:
+            members, kind = [index], _SINGLE[node.op_type]
+        elif node.op_type == "Sqrt":
+            members = wiring.normalisation(index)
+            kind = wiring.kind_of(members)
+        elif node.op_type == "Erf":
+            members, kind = wiring.gelu(index), "GELU"
         else:
             continue
-        names = sorted({ids[m.outputs[0].name] for m in members}, key=order.__getitem__)
-        if names:
-            found.append(Pattern(kind, tuple(names), decomposed))
-    return sorted(found, key=lambda p: order[p.layers[0]])
+        if members:
+            names = tuple(graph.names[i] for i in sorted(set(members)))
+            found.append((min(members), Pattern(kind, names, node.op_type not in _SINGLE)))
+    return [pattern for _, pattern in sorted(found, key=lambda each: each[0])]
 
 
-def _light(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph without its weights: patterns are about wiring."""
-    light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    light.graph.name = model.graph.name
-    light.graph.input.extend(model.graph.input)
-    light.graph.output.extend(model.graph.output)
-    light.graph.node.extend(n for n in model.graph.node if n.op_type != "Constant")
-    return light
+class _Wiring:
+    """Who makes and who reads the tensors of a graph; nodes are their indices."""
 
+    def __init__(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        self._nodes = nodes
+        self._maker: dict[str, int] = {}
+        self._readers: dict[str, list[int]] = {}
+        for index, node in enumerate(nodes):
+            if node.op_type != "Constant":
+                self._maker.update((name, index) for name in node.output)
+                for name in node.input:
+                    self._readers.setdefault(name, []).append(index)
 
-def _producer(node: gs.Node, *ops: str) -> gs.Node | None:
-    """The node that feeds ``node`` and is one of ``ops``."""
-    for tensor in node.inputs:
-        for producer in tensor.inputs:
-            if producer.op in ops:
-                return producer
-    return None
+    def _op(self, index: int) -> str:
+        return str(self._nodes[index].op_type)
 
+    def _producers(self, index: int) -> list[int]:
+        return [self._maker[name] for name in self._nodes[index].input if name in self._maker]
 
-def _consumer(node: gs.Node, *ops: str) -> gs.Node | None:
-    """The node that reads ``node``'s first output and is one of ``ops``."""
-    for consumer in node.outputs[0].outputs:
-        if consumer.op in ops:
-            return consumer
-    return None
+    def _producer(self, index: int | None, *ops: str) -> int | None:
+        """The node that feeds ``index`` and is one of ``ops``."""
+        found = [] if index is None else self._producers(index)
+        return next((i for i in found if self._op(i) in ops), None)
 
+    def _consumer(self, index: int | None, *ops: str) -> int | None:
+        """The node that reads the first output of ``index`` and is one of ``ops``."""
+        found = [] if index is None else self._readers.get(self._nodes[index].output[0], [])
+        return next((i for i in found if self._op(i) in ops), None)
 
-def _normalisation(sqrt: gs.Node) -> list[gs.Node]:
-    """From the square root outwards: mean, (Sub), square, mean, add epsilon, root, divide, scale
-    and shift.
-    """
-    add = _producer(sqrt, "Add")
-    mean = _producer(add, "ReduceMean") if add is not None else None
-    square = _producer(mean, "Pow", "Mul") if mean is not None else None
-    divide = _consumer(sqrt, "Div", "Reciprocal")
-    if add is None or mean is None or square is None or divide is None:
-        return []
-    members = [square, mean, add, sqrt, divide]
-    centre = _producer(square, "Sub")
-    if centre is not None:
-        members.append(centre)
-        first_mean = _producer(centre, "ReduceMean")
-        if first_mean is not None:
-            members.append(first_mean)
-    scale = _consumer(divide, "Mul")
-    if scale is not None:
-        members.append(scale)
-        shift = _consumer(scale, "Add")
-        if shift is not None and centre is not None and not _reads_layer(shift, scale):
-            members.append(shift)
-    return members
+    def normalisation(self, sqrt: int) -> list[int]:
+        """From the root outwards: mean, (Sub), square, mean, epsilon, divide, scale, shift."""
+        add = self._producer(sqrt, "Add")
+        mean = self._producer(add, "ReduceMean")
+        square = self._producer(mean, "Pow", "Mul")
+        divide = self._consumer(sqrt, "Div", "Reciprocal")
+        centre = self._producer(square, "Sub")
+        first_mean = self._producer(centre, "ReduceMean")
+        scale = self._consumer(divide, "Mul")
+        shift = self._consumer(scale, "Add")
+        # A residual addition is no shift: it reads another computed tensor.
+        if shift is None or centre is None or set(self._producers(shift)) != {scale}:
+            shift = None
+        if add is None or mean is None or square is None or divide is None:
+            return []
+        members = (square, mean, add, sqrt, divide, centre, first_mean, scale, shift)
+        return [index for index in members if index is not None]
 
+    def kind_of(self, members: list[int]) -> str:
+        """Which normalisation ``members`` are; between two reshapes one of groups of channels."""
+        centre = next((m for m in members if self._op(m) == "Sub"), None)
+        if centre is None:
+            return "RMSNorm"
+        divide = next((m for m in members if self._op(m) == "Div"), None)
+        grouped = self._producer(centre, "Reshape") is not None
+        back = self._consumer(divide, "Reshape") is not None
+        return "GroupNorm" if grouped and back else "LayerNorm"
 
-def _kind_of(members: list[gs.Node]) -> str:
-    """Which normalisation ``members`` are: an RMSNorm where no mean is subtracted, and between two
-    reshapes one of groups of channels.
-    """
-    centre = next((m for m in members if m.op == "Sub"), None)
-    if centre is None:
-        return "RMSNorm"
-    divide = next((m for m in members if m.op == "Div"), None)
-    grouped = _producer(centre, "Reshape") is not None
-    back = divide is not None and _consumer(divide, "Reshape") is not None
-    return "GroupNorm" if grouped and back else "LayerNorm"
-
-
-def _reads_layer(node: gs.Node, known: gs.Node) -> bool:
-    """True if ``node`` reads another computed tensor than ``known``'s: a residual addition, not the
-    shift.
-    """
-    return any(producer is not known for tensor in node.inputs for producer in tensor.inputs)
-
-
-def _gelu(erf: gs.Node) -> list[gs.Node]:
-    """x * 0.5 * (1 + erf(x / sqrt(2))), in either order of the products."""
-    divide, add = _producer(erf, "Div", "Mul"), _consumer(erf, "Add")
-    product = _consumer(add, "Mul") if add is not None else None
-    if divide is None or add is None or product is None:
-        return []
-    last = _consumer(product, "Mul")
-    return [divide, erf, add, product, *([last] if last is not None else [])]
+    def gelu(self, erf: int) -> list[int]:
+        """x * 0.5 * (1 + erf(x / sqrt(2))), in either order of the products."""
+        divide, add = self._producer(erf, "Div", "Mul"), self._consumer(erf, "Add")
+        product = self._consumer(add, "Mul")
+        if divide is None or add is None or product is None:
+            return []
+        last = self._consumer(product, "Mul")
+        return [divide, erf, add, product, *([last] if last is not None else [])]
 
 
 _PREFIX = "pkg.torch.onnx."
@@ -148,9 +128,10 @@ _INSTALLED = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[.\
 
 @dataclass(frozen=True)
 class Origin:
-    """``file`` and ``line`` (0 where unknown) of the innermost call in code that is not installed,
-    its text (``code``), the path of the ``module`` in the model, and that module's class
-    (``module_class``). Blank where the exporter did not say.
+    """Where a node comes from: blank, or line 0, where the exporter did not say.
+
+    ``file``, ``line`` and ``code`` are of the innermost call in code that is not installed;
+    ``module`` is the path of the module in the model.
     """
 
     file: str = ""
@@ -194,9 +175,7 @@ _Frame = tuple[str, int, str]
 
 
 def _users_frame(frames: list[_Frame]) -> _Frame:
-    """The innermost of ``frames`` (outermost first) that is no installed library's; where all are,
-    none: a line of PyTorch's own says nothing of the user's code.
-    """
+    """The innermost of ``frames`` (outermost first) that is no installed library's, if any."""
     own = [frame for frame in frames if not _INSTALLED.search(frame[0])]
     return own[-1] if own else ("", 0, "")
 
@@ -234,20 +213,21 @@ Neighbours = Mapping[str, Sequence[str]]
 
 
 def nodes_alike(graph: Graph, names: Collection[str]) -> tuple[str, ...]:
-    """The nodes that are connected to each other as ``names`` are, these among them, in the file's
-    order.
+    """The nodes that are connected to each other as ``names`` are, in the file's order.
 
     A node is like one of ``names`` if its operator is the same, and for each neighbour that the one
     has among ``names`` it has a neighbour that is like that. What fails this is struck off until
-    nothing more does (arc consistency: Mackworth, Artificial Intelligence 8, 1977), so that more
-    may be found than a match of whole blocks would find, and never less.
+    nothing more does (arc consistency: Mackworth, Artificial Intelligence 8, 1977).
     """
     operators = {
         n: node.op_type for n, node in zip(graph.names, graph.proto.graph.node, strict=True)
     }
     before, after = _neighbours(graph)
     like = {one: {n for n, op in operators.items() if op == operators[one]} for one in names}
-    sides = [(side, _among(names, side)) for side in (before, after)]
+    sides = [
+        (side, {one: [n for n in side[one] if n in names] for one in names})
+        for side in (before, after)
+    ]
     changed = True
     while changed:
         changed = False
@@ -277,21 +257,13 @@ def _has(
     return True
 
 
-def _among(names: Collection[str], side: Neighbours) -> dict[str, list[str]]:
-    return {one: [n for n in side[one] if n in names] for one in names}
-
-
 def _neighbours(graph: Graph) -> tuple[Neighbours, Neighbours]:
     """The nodes that give each node its inputs, and those that read its outputs."""
     nodes = list(zip(graph.names, graph.proto.graph.node, strict=True))
     source = {tensor: name for name, node in nodes for tensor in node.output if tensor}
-    before = {name: _sources(node.input, source) for name, node in nodes}
+    before = {name: [source[t] for t in node.input if t in source] for name, node in nodes}
     after: dict[str, list[str]] = {name: [] for name, _ in nodes}
     for name, givers in before.items():
         for giver in dict.fromkeys(givers):
             after[giver].append(name)
     return before, after
-
-
-def _sources(tensors: Iterable[str], source: Mapping[str, str]) -> list[str]:
-    return [source[t] for t in tensors if t in source]

@@ -174,10 +174,8 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
     values = values_of(problem.samples)
 
     def types_of(worker: IsolatedWorker, model: onnx.ModelProto) -> dict[str, Sequence[str]]:
-        with file_form(model) as form:
-            request = EngineRequest(
-                form.source, profile, False, producers=producers, values=values, key=form.key
-            )
+        with file_form(model) as source:
+            request = EngineRequest(source, profile, False, producers=producers, values=values)
             found: dict[str, Sequence[str]] = worker.call(
                 "types", request, timeout_s=settings.evaluation_timeout_s
             )
