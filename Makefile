@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := .cache/demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test cases docs gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
+.PHONY: demo test test-all cases docs gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -25,8 +25,16 @@ $(DEMO)/pages/page_006.npz: examples/text_inputs.py | $(VENV)/.ready
 demo: $(VENV)/.ready $(DEMO)/page.npz $(DEMO)/pages/page_006.npz
 	$(BIN)/bisect-trt run $(DEMO)/ch_PP-OCRv4_det_infer.onnx --input $(DEMO)/page.npz --input $(DEMO)/pages --requirement 'max_abs<=5e-2' --out reports/demo
 
+# Minutes on two cores. CI asks for coverage, of both together: `make test test-all COVERAGE=1`.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=0)
 test: $(VENV)/.ready $(DEMO)/page.npz
-	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
+	$(if $(COVERAGE),$(BIN)/python -m coverage erase)
+	$(PYTEST) -m "not slow and not gpu"
+
+# The rest: pages of the documentation, every hostile file, ONNX's own models, long searches.
+test-all: $(VENV)/.ready $(DEMO)/page.npz
+	$(PYTEST) $(if $(COVERAGE),--cov-append) -m "slow and not gpu"
+	$(if $(COVERAGE),$(BIN)/python -m coverage report)
 
 # Public bug reports as small models: one table, an error where an answer is not the right one.
 cases: $(VENV)/.ready

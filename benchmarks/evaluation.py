@@ -51,7 +51,7 @@ def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
             runner.outputs(plan(), [sample])
         ),
         "evaluation: node by node, a kept session a node": lambda: runner.outputs_by_node(
-            plan(), sample, rtx_sums=False
+            plan(), sample
         ),
         "evaluation: rebuild model and session": lambda: session(
             to_emulated(model, plan()), optimise=False

@@ -16,23 +16,63 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from benchmarks.common import ROOT
-from benchmarks.same_answers import SCORE_DIGITS, Job, jobs
+from benchmarks.common import DETECTOR, MODELS, RECOGNISER, ROOT, SHARED
+from fixtures import cases
+from fixtures.__main__ import input_bytes, model_bytes
+from fixtures.fixture import Fixture
+from fixtures.models import ALL
 from fixtures.reports import REPORTS
 
 GOLDENS = ROOT / "benchmarks" / "results" / "goldens.json"
 _MEASURED = ("seconds", "peak_mb")
 
 
+SCORE_DIGITS = 6
+"""Scores that agree to so many digits are the same: the order of a sum may differ, no rounding
+may.
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One command: ``arguments`` follow ``run MODEL --input INPUTS``."""
+
+    name: str
+    model: Path
+    inputs: Path
+    arguments: tuple[str, ...]
+
+
 def every_job(folder: Path) -> Iterator[Job]:
-    """Those of :mod:`benchmarks.same_answers`, then the public reports."""
-    yield from jobs(folder)
+    """Every fixture, case, OCR model and public report, its files written into ``folder``."""
+    made = [(make().name, make()) for make in ALL]
+    made += [(name, make()) for name, make in cases.AUGMENTED.items()]
+    for number, (name, fixture) in enumerate(made):
+        model, inputs = folder / f"{number}.onnx", folder / f"{number}.npz"
+        model.write_bytes(model_bytes(fixture))
+        inputs.write_bytes(input_bytes(fixture))
+        yield Job(name, model, inputs, _arguments(fixture))
+    page = MODELS / "page.npz"
+    yield Job("det, demo's page, max_abs 5e-2", DETECTOR, page, ("--requirement", "max_abs<=5e-2"))
+    if SHARED.exists():
+        for model, inputs, requirement in (
+            (DETECTOR, "ocr_det", "atol=5e-2,rtol=1e-2"),
+            (RECOGNISER, "ocr_rec", "atol=1e-2,rtol=1e-2"),
+            (DETECTOR, "ocr_det", "atol=1e-2,rtol=1e-2"),
+        ):
+            yield Job(
+                f"{inputs}, {requirement}",
+                model,
+                SHARED / f"{inputs}.npz",
+                ("--requirement", requirement),
+            )
     for make in REPORTS:
         report = make()
         inputs = folder / report.name
@@ -42,6 +82,11 @@ def every_job(folder: Path) -> Iterator[Job]:
             np.savez(inputs / f"{number}.npz", **dict(arrays))
         precision = ("--precision", report.precision)
         yield Job(f"report {report.name}", folder / f"{report.name}.onnx", inputs, precision)
+
+
+def _arguments(fixture: Fixture) -> tuple[str, ...]:
+    metrics = [part for metric in fixture.metrics for part in ("--metric", metric)]
+    return ("--precision", fixture.precision, "--requirement", fixture.require, *metrics)
 
 
 def golden(job: Job, out: Path) -> dict[str, Any]:

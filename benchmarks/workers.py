@@ -38,7 +38,7 @@ def report() -> list[str]:
     for workers in (1, 2):
         arguments = server_arguments(model, Precision.FP16, 1)
         emulator_pool = EmulatorPool(
-            local, WorkerPool([IsolatedWorker(SERVER, arguments) for _ in range(workers)])
+            WorkerPool([IsolatedWorker(SERVER, arguments) for _ in range(workers)])
         )
         try:
             # The first starts the processes and makes their sessions.

@@ -26,9 +26,6 @@ def entry() -> None:
         with _interrupts_held():
             import click
 
-            from bisect_trt.base.limits import share_arenas
-
-            share_arenas()  # before any thread has its own
             from bisect_trt.cli import main
 
         try:

@@ -23,8 +23,7 @@ from bisect_trt.model.save import check_target, save_model, save_text
 from bisect_trt.model.typed import mark_outputs, select_tensors, to_typed, with_ranks
 from bisect_trt.model.weak_typing import OF_FUNCTIONS, polygraphy_script, trtexec_arguments
 from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, run
-from bisect_trt.reduction.reduce import Reduced
-from bisect_trt.reduction.reduce_model import result_folder
+from bisect_trt.reduction.reduce import Reduced, result_folder
 from bisect_trt.report import terminal
 from bisect_trt.report.diff import as_page, diff_record, diff_runs, write_diff
 from bisect_trt.report.exits import Command, ended_by, guarded, output

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from bisect_trt.base.interrupt import (
-    Beside,
     BudgetSpentError,
     Observer,
     StoppedError,
@@ -25,9 +23,8 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.model.roundings import check_can_be_written
 from bisect_trt.reduction.cures import Cures, cure_model
 from bisect_trt.reduction.oracle import Observation
-from bisect_trt.reduction.reduce import Reduced
-from bisect_trt.reduction.reduce_model import (
-    REPRODUCER,
+from bisect_trt.reduction.reduce import (
+    Reduced,
     files_read,
     reduce_model,
     result_folder,
@@ -41,7 +38,6 @@ from bisect_trt.report.summarise import Result, summarise, summarise_interrupted
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.answer import (
     RunState,
-    begin_reproducibility,
     end_search,
     inputs_table,
     looked_at_again,
@@ -56,21 +52,27 @@ from bisect_trt.steps.baselines import (
     tf32_to_blame,
 )
 from bisect_trt.steps.confirm import decide_on_engine
-from bisect_trt.steps.context import Context, let_go, open_context, plans_of
+from bisect_trt.steps.context import Context, open_context, plans_of
 from bisect_trt.steps.diagnosis import Triage, find_cause
-from bisect_trt.steps.engine_baselines import begin_engine, measure_engine, with_table
+from bisect_trt.steps.engine_baselines import (
+    keeping_unsupported,
+    measure_engine,
+    unsupported_by_trial,
+)
 from bisect_trt.steps.estimate import expected_sets
 from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.golden import check_golden
-from bisect_trt.steps.open_runners import baseline_plans
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
 from bisect_trt.steps.select_fitted import bisect
-from bisect_trt.steps.unsupported import keeping_unsupported, unsupported_by_trial
 
-REDUCED, CURED = "reduced", "cured"
+REDUCED = "reduced"
+CURED = "cured"
 """What the default folders of :func:`reduce` and :func:`cure` end with."""
+
+REPRODUCER = "reproducer"
+"""The folder within the run's."""
 
 
 @within_threads
@@ -127,24 +129,25 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
 
     Raises:
         BisectError: something that the user can mend.
+        StoppedError: the user ended it; the message says what there is.
     """
     began, time_budget = time.perf_counter(), TimeBudget(settings.budget)
     observer = observer or Observer()
     problem = load(settings, TimedObserver(observer, time_budget))
     time_budget.keep(time.perf_counter() - began)  # writing takes about as long as reading
     check_can_be_written(problem.graph, problem.base)
-    plans = baseline_plans(problem)
-    with (
-        open_context(problem, observer, time_budget=time_budget, begin=plans) as context,
-        closing(Beside()) as beside,
-    ):
+    with open_context(problem, observer, time_budget=time_budget) as context:
         problem = replace(context.problem, on_engine=context.engine is not None)
         discard(context.folder)
         reduced.FOLDER.remove(context.folder / REPRODUCER)
+
+        def seconds() -> float:
+            return time.perf_counter() - began
+
         latest = RunState(problem)
         try:
             try:
-                for known in _search(problem, context, beside):
+                for known in _search(problem, context):
                     latest = known
                 latest = latest.with_(out_of_time=time_budget.cut_short)
             except BudgetSpentError:
@@ -153,27 +156,24 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             for known in _look_into(latest, context):
                 latest = known
         except (KeyboardInterrupt, Exception) as error:
-            if not is_stop(error):
-                raise
-            partial = _best_so_far(latest, context, time.perf_counter() - began)
+            partial = _best_so_far(latest, context, seconds()) if is_stop(error) else None
             if partial is None:
                 raise
             write_report(partial, latest.problem)
             raise StoppedError(left_behind(partial)) from error
         try:
-            let_go(problem, context)
-            result = _written(latest, context, time.perf_counter() - began)
+            result = _written(latest, context, seconds())
         except (KeyboardInterrupt, Exception) as error:
             if not is_stop(error):
                 raise
             # All is known: it takes moments, and is what was asked.
-            _written(latest, context, time.perf_counter() - began)
+            _written(latest, context, seconds())
             raise StoppedError(f"the answer is in {context.folder}") from error
-        # Its search may take long: whoever interrupts it has the report already.
+        # Its search may take long, and an interruption of it finds the report written.
         subgraph = subgraph_to_blame(latest, context)
         if subgraph is not None:
             _note_subgraph(subgraph, context)
-            result = _written(latest, context, time.perf_counter() - began)
+            result = _written(latest, context, seconds())
         if isinstance(subgraph, Reduced) and subgraph.interrupted:
             raise StoppedError(
                 f"the answer is in {context.folder}, with the smallest subgraph so far"
@@ -185,11 +185,7 @@ def _look_into(known: RunState, context: Context) -> Iterator[RunState]:
     """On what the answer holds, how reproducible it is and how it compares with others; what is
     known after each.
     """
-    known = _with_engine_table(known, context)
-    yield known
-    # The copies run where the engine is, while it is built for the further processes. An answer
-    # that these take back, or that Ctrl-C keeps from them, holds on nothing.
-    begin_reproducibility(known, context)
+    # Before further processes take the place of the answer's engine.
     validation = validation_of_answer(known, context)
     known = with_reproducibility(known, context)
     known = known.with_(validation=validation if known.not_reproducible is None else None)
@@ -234,7 +230,7 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
     began = time.perf_counter()
     observer = observer or Observer()
     problem = load(settings, observer)
-    with open_context(problem, observer, "-compare", begin=baseline_plans(problem)) as context:
+    with open_context(problem, observer, "-compare") as context:
         problem = context.problem
         refuse_answer(context.folder)
         discard(context.folder)
@@ -246,51 +242,42 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
         return result
 
 
-def _with_engine_table(known: RunState, context: Context) -> RunState:
-    """With the engine's table of layers, which may have been made beside the search."""
-    engine = known.engine
-    return known if engine is None else known.with_(engine=with_table(engine, context))
-
-
-def _measure(
-    problem: Problem, context: Context, beside: Beside | None = None
-) -> Iterator[RunState]:
+def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
     """The whole network at each precision, on the emulator and on the engine."""
     known = RunState(problem)
     settled = check_golden(problem, context)
     if settled is not None:
         yield known.with_(settled=settled)
         return
-    begin_engine(problem, context)
     baselines = measure_baselines(problem, context)
     if context.engine is None:
         stepped = holding_stepped(problem, context, baselines.layers)
         if stepped is not None:
-            yield from _measure(stepped, context, beside)
+            yield from _measure(stepped, context)
             return
     known = known.with_(baselines=baselines, settled=baselines.diagnosis)
     yield known
     if known.settled is not None:
         return
-    engine = measure_engine(problem, context, baselines, beside)
+    engine = measure_engine(problem, context, baselines)
     if engine is None:
         return
     fitting = keeping_unsupported(problem, context, engine)
     if fitting is not None:  # which may have others: an engine names one at a time
-        yield from _measure(fitting, context, beside)
+        yield from _measure(fitting, context)
         return
     yield known.with_(engine=engine, settled=engine.diagnosis, validation=engine.validation)
 
 
-def _search(problem: Problem, context: Context, beside: Beside) -> Iterator[RunState]:
+def _search(problem: Problem, context: Context) -> Iterator[RunState]:
     """Every step in turn, what is known after each; ends early where one settles the case."""
     known = RunState(problem)
     check_runs(context, problem.holdout)
-    for known in _measure(problem, context, beside):
+    for known in _measure(problem, context):
         yield known
     fitting = unsupported_by_trial(problem, context, known.engine)
     if fitting is not None:
-        for known in _measure(fitting, context, beside):
+        for known in _measure(fitting, context):
             yield known
     if known.settled is not None or known.baselines is None:
         return
@@ -319,10 +306,6 @@ def _search(problem: Problem, context: Context, beside: Beside) -> Iterator[RunS
         context.observer.best(len(bisection.pinned))
     yield known
     if context.engine is not None and engine is not None:
-        known = _with_engine_table(known, context)
-        yield known
-        judgement = decide_on_engine(
-            problem, context, context.engine, baselines, engine, triage, bisection
-        )
+        judgement = decide_on_engine(problem, context, baselines, engine, triage, bisection)
         context.observer.best(len(judgement.plan.pinned))
         yield known.with_(judgement=judgement)

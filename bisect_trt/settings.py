@@ -152,8 +152,8 @@ class Settings:
     emulate_on: str = option(
         "cpu",  # the figures that are published were made there
         "--emulate-on",
-        "Where the emulator computes; auto is cuda where that works and is faster, cpu with --ray.",
-        choices=("auto", "cpu", "cuda"),
+        "Where the emulator computes.",
+        choices=("cpu", "cuda"),
     )
     require: Sequence[str] = option(
         (),
@@ -286,6 +286,12 @@ class Settings:
         },
         kind=Path,
         commands=_EVERYWHERE,
+    )
+    fresh: bool = option(
+        False,
+        "--fresh",
+        "Begin with an empty cache, such as after a file that a metric reads has changed.",
+        kind=bool,
     )
     rewrite: str | None = option(
         None,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
-from bisect_trt.base.limits import SessionHabits, adopt
 from bisect_trt.report import terminal
 from tests.engines import judged
 
@@ -39,6 +38,21 @@ terminal.EVERY_S = 1e6
 
 HANG_S = 600.0
 """What has not ended by then hangs, on the busiest machine."""
+
+
+def slow_where(is_slow: Callable[[Any], bool], values: Iterable[Any]) -> list[Any]:
+    """``values`` for parametrize, the slow ones marked: `make test-all` runs those."""
+    return [pytest.param(v, marks=pytest.mark.slow) if is_slow(v) else v for v in values]
+
+
+def all_but(count: int, values: Iterable[Any]) -> list[Any]:
+    """``values`` for parametrize, all but ``count`` of them, spread evenly, marked as slow."""
+    found = list(values)
+    quick = {i * len(found) // count for i in range(count)}
+    marked = (pytest.param(v, marks=pytest.mark.slow) for v in found)
+    return [
+        v if i in quick else slow for i, (v, slow) in enumerate(zip(found, marked, strict=True))
+    ]
 
 
 def session_of(
@@ -86,13 +100,6 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-@pytest.fixture(autouse=True)
-def habits_as_at_first() -> Iterator[None]:
-    """How a test's model has sessions made is not how those of the next one are."""
-    yield
-    adopt(SessionHabits())
-
-
 @pytest.fixture
 def waves() -> NDArray[np.float32]:
     """A smooth (2, 8) input."""
@@ -101,8 +108,8 @@ def waves() -> NDArray[np.float32]:
 
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test on new copies makes half as many: what it claims is then a little less, no more."""
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs._MOST", 100)
+    """A test on new copies lets one miss, and so makes fewer: it claims as much."""
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 1)
 
 
 @pytest.fixture
@@ -110,8 +117,9 @@ def fewest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test on new copies makes as many as it needs at least, none of which may miss: enough
     where nothing is searched by it.
     """
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs._FURTHER", 0.0)
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs._TOLD", 0.0)
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MISSES_TIME_S", 0.0)
+    for module in ("answer", "validation"):
+        monkeypatch.setattr(f"bisect_trt.steps.{module}.REFUSED_TIME_S", 0.0)
 
 
 @pytest.fixture
@@ -119,7 +127,7 @@ def eight_draws(monkeypatch: pytest.MonkeyPatch, fewest_draws: None) -> None:
     """A test on new copies makes eight, as of the slowest models: enough where the cause, the pins
     and the files are what is looked at.
     """
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs._LONGEST", 0.0)
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs.VALIDATION_TIME_S", 0.0)
 
 
 def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +140,6 @@ def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
         "node_by_node.NodeByNode._execute",
         "segment_session.SegmentSession.run",
         "second_emulator.run_all",
-        "reference.run_all",
+        "reference.Reference.outputs",
     ):
         monkeypatch.setattr(f"bisect_trt.runners.{inference}", forbidden)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+TESTS = Path(__file__).resolve().parent
 PACKAGE = Path(__file__).resolve().parents[1] / "bisect_trt"
 FOLDERS = (
     "base",
@@ -101,7 +103,7 @@ def test_no_module_imports_itself_around_a_circle() -> None:
 
 
 def test_worker_processes_know_no_models() -> None:
-    for name in ("process", "worker_process", "ray_actors"):
+    for name in ("process", "ray_actors"):
         ours = {m for m in imports(PACKAGE / "runners" / f"{name}.py") if "bisect_trt" in m}
         strange = {m for m in ours if folder_of(m) != "base" and m.count(".") != 2}
         assert not strange, f"{name}.py imports {strange}"
@@ -115,6 +117,33 @@ def test_onnx_runtime_s_private_parts_have_one_place() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("_sess", "_ortvalue")
     }
     assert touched == {"values.py"}
+
+
+PRIVATE_USES = 150
+"""How often tests may reach into the package's private names. It is to fall to a dozen."""
+
+
+def _private_uses(path: Path) -> Iterator[str]:
+    """Names with an underscore that a test imports, reads or replaces."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Attribute):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names = [] if own else [node.attr]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bisect_trt"):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
+            texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            names = [text.rpartition(".")[2] for text in texts if isinstance(text, str)]
+        else:
+            continue
+        for name in names:
+            if re.match(r"_[^_]", name) and not name.endswith("_") and name != "_replace":
+                yield f"{path.relative_to(TESTS)}: {name}"
+
+
+def test_tests_go_through_public_names() -> None:
+    found = [use for path in sorted(TESTS.rglob("*.py")) for use in _private_uses(path)]
+    assert len(found) <= PRIVATE_USES, found
 
 
 PROTOCOLS = frozenset(

@@ -260,17 +260,6 @@ def test_golden_outputs_that_are_broken_are_told_as_such(tmp_path: Path) -> None
     assert found.sentence.startswith("Golden output 'y' is NaN or infinite at 1 place where the")
 
 
-def test_inputs_of_few_dimensions_are_scaled_too(tmp_path: Path) -> None:
-    fixture = healthy()
-    golden = {"y": run_model(fixture.model, fixture.inputs)[0]}
-    fed = {name: np.float32(255.0) * array for name, array in fixture.inputs.items()}
-    assert {array.ndim for array in fed.values()} == {2}
-    found = bisect_trt.bisect(
-        fixture.model, fed, require="max_abs<=1e-3", golden=golden, out=tmp_path, robust=0
-    )
-    assert "divided by 255" in found.sentence
-
-
 def all_right(references: Sequence[object], candidates: Sequence[object]) -> float:
     return float(len(references) - len(candidates))
 

@@ -10,9 +10,14 @@ import pytest
 from benchmarks.reports import answer, faults
 from fixtures.reports import REPORTS
 from fixtures.reports.network import Report
+from tests.conftest import slow_where
+
+SLOW = {"rope_bf16", "simcc_argmax"}
 
 
-@pytest.mark.parametrize("make", REPORTS, ids=lambda make: make().name)
+@pytest.mark.parametrize(
+    "make", slow_where(lambda make: make().name in SLOW, REPORTS), ids=lambda make: make().name
+)
 def test_a_report_ends_with_the_right_answer(make: Callable[[], Report], tmp_path: Path) -> None:
     report = make()
     result, screen = answer(report, tmp_path / "run")

@@ -1,9 +1,9 @@
 """Which cures make an engine right and reproducible in many fresh processes? Needs a GPU and
 TensorRT.
 
-``python -m benchmarks.engines.cures MODEL INPUT OUT [--subgraph REPRODUCER] [--processes 20]
-[--workers 8]`` tries what ``bisect-trt cure`` tries, in more processes than it takes; each runs the
-input 20 times and more. Rows are printed as they come, and OUT is the command's folder.
+``python -m benchmarks.engines.cures MODEL INPUT OUT [--subgraph REPRODUCER] [--workers 8]`` tries
+what ``bisect-trt cure`` tries, in as many processes; each runs the input 20 times and more. Rows
+are printed as they come, and OUT is the command's folder.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import json
 import shlex
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 from benchmarks.common import machine
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.plan import Precision
 from bisect_trt.reduction.cures import try_cures
-from bisect_trt.reduction.oracle import Budget
-from bisect_trt.reduction.reduce_model import fresh_engines, model_and_samples
+from bisect_trt.reduction.oracle import Budget, EngineTrials
+from bisect_trt.reduction.reduce import fresh_engines, model_and_samples, tensorrt_trials
 from bisect_trt.report.reduced import table_of_cures, write_cures
+from bisect_trt.runners.tensorrt.records import EngineOptions
 from bisect_trt.settings import Settings
 
 
@@ -50,7 +50,6 @@ def main() -> None:
     parser.add_argument("input", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--subgraph", type=Path)
-    parser.add_argument("--processes", type=int, default=20)
     parser.add_argument("--workers", type=int, default=8)
     asked = parser.parse_args()
     print(f"`python -m benchmarks.engines.cures {shlex.join(sys.argv[1:])}`, {machine()}\n")
@@ -60,17 +59,13 @@ def main() -> None:
     nodes = (
         json.loads((asked.subgraph / "reduce.json").read_text())["nodes"] if asked.subgraph else []
     )
-    cures = try_cures(
-        graph,
-        samples,
-        Precision.FP32,
-        [node["name"] for node in nodes],
-        partial(fresh_engines, settings),
-        Budget(None),
-        observer,
-        asked.workers,
-        asked.processes,
-    )
+    budget = Budget(None)
+
+    def opens(options: EngineOptions) -> EngineTrials:
+        engines = fresh_engines(settings, options)
+        return tensorrt_trials(engines, Precision.FP32, budget, asked.workers)
+
+    cures = try_cures(graph, samples, [node["name"] for node in nodes], opens, observer)
     asked.out.mkdir(parents=True, exist_ok=True)
     write_cures(cures, asked.out)
     columns = [

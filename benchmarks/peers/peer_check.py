@@ -19,7 +19,7 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
 from bisect_trt.reduction.oracle import Budget, EngineTrials, Specimen
-from bisect_trt.reduction.reduce_model import fresh_engines
+from bisect_trt.reduction.reduce import fresh_engines
 from bisect_trt.runners.reference import outputs_of
 from bisect_trt.settings import Settings
 

@@ -32,7 +32,7 @@ from bisect_trt.model.load import load_model
 from bisect_trt.model.switched import to_switched
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.emulator import EmulatedRunner
-from bisect_trt.runners.ort_session import switched_session
+from bisect_trt.runners.ort_session import session_as_written
 from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.values import caller, owned, value_of
 
@@ -46,7 +46,7 @@ class Halves:
 
     def __init__(self, graph: Graph) -> None:
         self._made = to_switched(graph, Precision.FP16, Precision.FP32)
-        self._session = switched_session(self._made.model)
+        self._session = session_as_written(self._made.model, "the switched model")
         self._constants, self._outputs = ConstantStore(graph), graph.outputs
         self._switch = {state: owned(np.array(state)) for state in (False, True)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import functools
 import hashlib
 import os
@@ -13,12 +13,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 from bisect_trt.base.errors import BadInputError
 
 _NAME = re.compile(r"^\.bisect-trt-([0-9a-f]{8})-(\d+)-")
-_home: Path | None = None
 
 
 def draft_prefix() -> str:
@@ -26,48 +25,27 @@ def draft_prefix() -> str:
     return f".bisect-trt-{_here()}-{os.getpid()}-"
 
 
-def scratch(what: str) -> tempfile.TemporaryDirectory[str]:
-    """A folder that is removed with the object.
+def scratch(what: str, folder: Path | None = None) -> tempfile.TemporaryDirectory[str]:
+    """A folder that is removed with the object, by default where the system keeps such.
 
     Raises:
         OSError: it cannot be made.
     """
-    return tempfile.TemporaryDirectory(prefix=f"{draft_prefix()}{what}-", dir=_home)
+    return tempfile.TemporaryDirectory(prefix=f"{draft_prefix()}{what}-", dir=folder)
 
 
-@contextmanager
-def scratch_in(folder: Path) -> Iterator[None]:
-    """Inside the block scratch folders are made in ``folder``; what dead processes left there, and
-    in the system's temporary folder, is removed first.
+def sweep(*folders: Path) -> None:
+    """Remove the scratch folders in ``folders`` whose process is gone.
+
+    Those of other machines and containers, whose processes cannot be seen, are left.
     """
-    global _home
-    sweep(folder)
-    sweep(Path(tempfile.gettempdir()))
-    before, _home = _home, folder
-    try:
-        yield
-    finally:
-        _home = before
-
-
-def sweep(folder: Path) -> None:
-    """Remove the scratch folders in ``folder`` whose process is gone; those of other machines and
-    containers, whose processes cannot be seen, are left.
-    """
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return
-    for entry in entries:
-        found = _NAME.match(entry.name)
-        try:
-            ours = found is not None and found.group(1) == _here()
-            if found is None or not ours or not entry.is_dir(follow_symlinks=False):
-                continue
-        except OSError:
-            continue
-        if not _lives(int(found.group(2))):
-            shutil.rmtree(entry.path, ignore_errors=True)
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(folder)):
+                found = _NAME.match(entry.name)
+                ours = found and found.group(1) == _here() and entry.is_dir(follow_symlinks=False)
+                if found and ours and not _lives(int(found.group(2))):
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 @functools.cache
@@ -116,50 +94,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """
     with written_whole(path) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-BLOCK = 4096
-"""What file systems share is whole blocks, so that a part has to lie alike in both files."""
-
-_CANNOT = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF, errno.EPERM)
-_SUBGRAPH = 1 << 22
-
-
-def copy_part(source: Path, offset: int, length: int, stream: IO[bytes]) -> None:
-    """Append ``length`` bytes from ``offset`` on of ``source`` to a file.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
-    stream.flush()
-    with source.open("rb") as read:
-        done = _by_system(read.fileno(), offset, length, stream)
-        read.seek(offset + done)
-        while done < length:
-            subgraph = read.read(min(_SUBGRAPH, length - done))
-            if not subgraph:
-                raise OSError(errno.EIO, f"{source} has become shorter")
-            stream.write(subgraph)
-            done += len(subgraph)
-
-
-def _by_system(read: int, offset: int, length: int, stream: IO[bytes]) -> int:
-    """How many of the bytes the system has copied; what it cannot is left to the caller."""
-    done, start = 0, stream.tell()
-    while done < length and hasattr(os, "copy_file_range"):
-        try:
-            count = os.copy_file_range(
-                read, stream.fileno(), length - done, offset + done, start + done
-            )
-        except OSError as error:
-            if error.errno in _CANNOT:
-                break
-            raise
-        if not count:
-            break
-        done += count
-    stream.seek(start + done)
-    return done
 
 
 Content = TypeVar("Content")

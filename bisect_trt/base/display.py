@@ -12,20 +12,20 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MARKDOWN = re.compile(
     r"([\\`*\[\]|]|<(?=[A-Za-z/!?])|~(?=~)|&(?=[#\w])|^[#+-](?=\s)|^>|(?<![^\W_])_|_(?![^\W_]))"
 )
-"""What would act where it stands: an underscore inside a word does nothing."""
+"""What acts where it stands: an underscore inside a word does nothing."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20", "'")
 """What a spreadsheet obeys, full-width forms too; and the quote, so that it can be taken off."""
 
 
-def some_of(names: Sequence[str], most: int) -> str:
+def some_of(names: Sequence[str], most: int = 4) -> str:
     """The first ``most`` of ``names``, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
 
 
 def counted(number: int, thing: str) -> str:
-    """``1 layer``, ``3 layers``: of a word whose plural ends in s."""
+    """``1 layer``, ``3 layers``."""
     return f"{number:,} {thing if number == 1 else plural(thing)}"
 
 
@@ -35,9 +35,7 @@ def plural(thing: str) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters, those that turn the direction of writing, and lone
-    surrogates spelled out as escapes.
-    """
+    """``text`` with control and direction characters and lone surrogates as escapes."""
     return _CONTROLS.sub(lambda found: ascii(found.group())[1:-1], text)
 
 

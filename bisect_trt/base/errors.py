@@ -34,21 +34,17 @@ class RunnerUnavailableError(BisectError):
 
 
 class MachineError(BisectError):
-    """The machine gave out: memory, disk, or a worker lost again and again. It says nothing of any
-    plan, so nothing is cached for it.
-    """
+    """The machine gave out; this says nothing of any plan, so nothing is cached."""
 
     exit_code = EXIT_MACHINE
 
 
 class RunnerFailedError(BisectError):
-    """A runner broke on a model that was expected to run: ``verdict`` says how, ``log`` holds the
-    runner's last lines.
+    """A runner broke on a model that was expected to run.
 
-    ``lost`` is true where whoever ran it died, fell silent or must not be asked again, false where
-    it answered that it cannot: only an engine can be blamed for the first. ``machine`` is true
-    where there was no memory for it: that says nothing of the model, and :meth:`blamed_on_model`
-    tells the two apart. ``node`` is the model's node that it names, "" where it names none.
+    ``verdict`` says how, ``log`` holds the runner's last lines, and ``node`` is the model's node
+    that it names. ``lost`` is true where the process died or fell silent, which only an engine can
+    be blamed for. ``machine`` is true where memory ran out, which says nothing of the model.
     """
 
     def __init__(
@@ -93,9 +89,7 @@ _NO_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that memory ran out: Python's own, the system's, or ONNX Runtime's,
-    which has no class for it.
-    """
+    """Whether ``error`` says that memory ran out; ONNX Runtime has no class for it."""
     if isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM
     ):
@@ -111,9 +105,7 @@ NO_THREADS = (
 
 
 def is_out_of_threads(error: BaseException) -> bool:
-    """Whether ``error`` says that the system starts no more threads: Python's own, or ONNX
-    Runtime's.
-    """
+    """Whether ``error`` says that the system starts no more threads."""
     return any(words in str(error) for words in _NO_THREADS)
 
 
@@ -121,9 +113,7 @@ _GPU_FAILURES = ("CUDA failure", "CUDNN failure", "CUDNN_FE failure", "CUBLAS fa
 
 
 def is_gpu_failure(error: BaseException) -> bool:
-    """Whether ``error`` is ONNX Runtime's word for a GPU, or a library of it, that gave out: it has
-    no class for it, and such an error says nothing of the model.
-    """
+    """Whether ONNX Runtime says that a GPU failed, which says nothing of the model."""
     return any(words in str(error) for words in _GPU_FAILURES)
 
 
@@ -141,9 +131,9 @@ def not_written(where: str, error: Exception, advice: str = "") -> BisectError:
 
 
 def one_line(error: BaseException | str, limit: int = 300) -> str:
-    """The message of ``error`` on one line, shortened to ``limit`` characters, without what a
-    terminal would obey. What is left out is in the middle: libraries begin with where they are in
-    their own code, and end with what is wrong.
+    """The message of ``error`` on one printable line of at most ``limit`` characters.
+
+    The middle is left out: libraries begin with where they are, and end with what is wrong.
     """
     text = printable(" ".join(str(error).split())) or type(error).__name__
     if len(text) <= limit:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
-from typing import TypeVar
 
 STOPPING = Event()
 
@@ -143,23 +141,3 @@ class TimedObserver(Observer):
 
     def finding(self, message: str) -> None:
         self._inner.finding(message)
-
-
-Answer = TypeVar("Answer")
-
-
-class Beside:
-    """Begins work whose answer is asked for later, a piece at a time."""
-
-    def __init__(self) -> None:
-        self._ended = Event()
-        self._pool = ThreadPoolExecutor(1, "bisect-trt")
-
-    def begin(self, work: Callable[[Callable[[], bool]], Answer]) -> Future[Answer]:
-        """Begin ``work``."""
-        return self._pool.submit(work, self._ended.is_set)
-
-    def close(self) -> None:
-        """Nobody wants the answers any more; waits for none."""
-        self._ended.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)

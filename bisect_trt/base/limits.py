@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice, product
 from pathlib import Path
@@ -22,13 +21,11 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
 _ASKED: list[int] = []
-"""What :func:`at_most` was asked for, the innermost last: thread pools belong to the process."""
+"""What :func:`at_most` was asked for: of the process, since BLAS's and our thread pools are."""
 
 
 def thread_count() -> int:
-    """How many threads this process may keep busy: the usable cores, or fewer inside
-    :func:`at_most`.
-    """
+    """How many threads may be busy: the usable cores, or fewer inside :func:`at_most`."""
     return min([usable_cores(), *_ASKED])
 
 
@@ -47,9 +44,7 @@ def at_most(threads: int | None) -> Iterator[None]:
 
 @cache
 def usable_cores() -> int:
-    """The least of the machine's cores, those that the process is bound to, and the quota of the
-    cgroups that it is in, rounded up; 1 at least. Found out once.
-    """
+    """The least of the machine's cores, the process' affinity and its quota; at least 1."""
     counts: list[float] = [os.cpu_count() or 1]
     if hasattr(os, "sched_getaffinity"):
         counts.append(len(os.sched_getaffinity(0)))
@@ -79,9 +74,7 @@ def quota_of(folders: list[Path]) -> float:
 
 
 def own_cgroups(controller: str, own: Path = _OWN, root: Path = _CGROUPS) -> list[Path]:
-    """The folders of this process' cgroups and of those around them: a batch system's job, or a
-    service, may be deep inside.
-    """
+    """The folders of this process' cgroups and of those around them."""
     folders = [root, root / controller, root / "cpu,cpuacct"]
     for line in _read(own).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -100,29 +93,21 @@ def _read(path: Path) -> str:
         return ""
 
 
-_FILES = (
+_MEMORY_FILES = (
     ("memory.max", "memory.current", ""),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""Of version 2 and 1: limit, use, and what stands before the names of memory.stat, which tells what
-of the use are pages of files: the system gives those back when asked."""
+"""Of cgroups 2 and 1: the limit, the use, and what stands before the names of memory.stat."""
 
 LARGE = 256 << 20
 """Bytes of weights, or of activations, from which on a copy more of them counts."""
 
 MANY = 32 << 20
-"""Bytes of weights from which on one session at a time holds a copy of them, and what is freed goes
-back to the system at once."""
-
-_M_MMAP_THRESHOLD, _APART = -3, 2 << 20
-_M_ARENA_MAX, _FEWEST = -8, 2
-"""The C library's names of the settings (malloc.h), bytes, and a count."""
+"""Bytes of weights from which on one session at a time holds a copy of them."""
 
 
 def free_bytes() -> int | None:
-    """The bytes that this process may still take, by the system's word and the container's; None
-    where neither says.
-    """
+    """What this process may still take, by the system and its container; None if neither says."""
     found = []
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -130,11 +115,12 @@ def free_bytes() -> int | None:
                 found.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError, IndexError):
         pass
-    for group, (most, used, prefix) in product(own_cgroups("memory"), _FILES):
+    for group, (most, used, prefix) in product(own_cgroups("memory"), _MEMORY_FILES):
         try:
             limit, taken = (int((group / p).read_text(encoding="ascii")) for p in (most, used))
             lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
             held = dict(line.split(maxsplit=1) for line in lines)
+            # Pages of files are given back when memory runs short.
             cached = sum(int(held[f"{prefix}{kind}_file"]) for kind in ("inactive", "active"))
         except (OSError, ValueError, KeyError):  # no container, or one without a limit ("max")
             continue
@@ -144,9 +130,7 @@ def free_bytes() -> int | None:
 
 
 def room_bytes(counted: int) -> int | None:
-    """What this process may hold in all: what is free, and what it holds now; None where the
-    system does not say.
-    """
+    """What this process may hold in all: what is free and, up to ``counted``, what it holds now."""
     free = free_bytes()
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
@@ -156,9 +140,7 @@ def room_bytes(counted: int) -> int | None:
 
 
 def _limits_left() -> list[int]:
-    """The bytes that each limit of this process (``ulimit -v``, ``-d``) leaves; nothing where it
-    has none.
-    """
+    """The bytes that each limit of this process (``ulimit -v``, ``-d``) leaves."""
     try:
         import resource
 
@@ -188,29 +170,8 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def keep_large_blocks_apart() -> None:
-    """Let every freed block of some megabytes go back to the system at once.
-
-    By itself the C library soon keeps blocks of up to 32 MB, among which those of another size find
-    no place: a run over 0.3 GB of weights then held 1.26 GB at most, and 0.77 GB with this.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another library than GNU's
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _APART)
-
-
-def share_arenas() -> None:
-    """Let two of this process's threads take small blocks from one place.
-
-    By itself the C library opens up to eight a core, and what is free in one is of no use to the
-    threads of another: the recogniser of the demo took 20 MB more so, and no less time. Fewer than
-    half as many as there are threads would wait for each other.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another library than GNU's
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, max(_FEWEST, thread_count() // 2))
-
-
 def give_back() -> None:
-    """Let what was freed go back to the system, of blocks of any size: some milliseconds."""
+    """Let what was freed go back to the system; takes some milliseconds."""
     with contextlib.suppress(OSError, AttributeError):  # another library than GNU's
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -234,9 +195,12 @@ def in_order(work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[
     most = thread_count()
     if len(first) < 2 or most == 1:
         yield from map(work, chain(first, stream))
-    else:
-        pool = _pool(most, os.getpid())
+        return
+    pool = ThreadPoolExecutor(most, "bisect-trt")
+    try:
         yield from on_pool(pool, most, work, chain(first, stream), lambda _: most)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def on_pool(
@@ -262,47 +226,3 @@ def on_pool(
     finally:
         for future in waiting:
             future.cancel()
-
-
-@cache
-def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Kept: starting sixteen threads takes as long as many a piece of work. Of a process each, for
-    one that forks takes none along.
-    """
-    return ThreadPoolExecutor(threads, "bisect-trt")
-
-
-@dataclass(frozen=True)
-class SessionHabits:
-    """``frees_activations``: no session keeps freed activations for the next call, since of a large
-    network several would each hold those.
-
-    ``takes_singly``: each tensor is taken from the C library in place of an arena that sessions
-    share. Calls beside each other wait for an arena at each tensor: of a network of 20,000 small
-    ones two on two cores took 1.2 to 1.6 times as long as one after the other, and a run on sixteen
-    cores waited 22 million times; taken singly two take 0.6 of the time. Large ones would be
-    fetched from the system again and again.
-
-    ``threads`` is the most that one call takes; 0 is all that the process may. Calls are made side
-    by side where they have room, and a thread that sleeps takes as long to wake (50 us) as a node
-    of a small network takes: on two cores a run of an OCR model needs 0.9 of the processor's time
-    with one thread a call, and each thread of each session holds a queue of 0.15 MB. Of RT-DETR's
-    nodes of 1.9 ms a search takes a third longer so.
-    """
-
-    frees_activations: bool = False
-    takes_singly: bool = False
-    threads: int = 0
-
-
-_ADOPTED = [SessionHabits()]
-
-
-def habits() -> SessionHabits:
-    """Those that :func:`adopt` was told last; at first sessions save nothing."""
-    return _ADOPTED[0]
-
-
-def adopt(new: SessionHabits) -> None:
-    """Sessions are made so from here on, in this process; another model may follow."""
-    _ADOPTED[0] = new

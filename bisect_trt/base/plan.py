@@ -13,14 +13,15 @@ from typing import Any
 from bisect_trt.base.errors import BadInputError
 
 EXACT = ""
-"""Stands for a neighbour that is FP32 in every plan: a graph input or output, or a node that is
-never reduced."""
+"""Stands for a neighbour that is FP32 in every plan, such as a graph input."""
 
 
 @dataclass(frozen=True, eq=False)
 class Movers:
-    """The layers that move values, in network order: ``sources`` names the layers that give what
-    each reads, ``readers`` those that read what it gives, :data:`EXACT` among them.
+    """The layers that only move values, in network order.
+
+    ``sources`` names the layers that each reads from, ``readers`` those that read from it;
+    :data:`EXACT` may be among them.
     """
 
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class Movers:
         return pinned | {n for n in exact.keys() & wanted.keys() if exact[n] and wanted[n]}
 
     def apart_from(self, names: frozenset[str]) -> Movers:
-        """Those that are not among ``names``, which stay reduced in every plan."""
+        """The movers without ``names``, which stay reduced in every plan."""
         if names.isdisjoint(self.sources):
             return self
         return Movers(
@@ -66,9 +67,7 @@ class Precision(StrEnum):
 
     @property
     def is_storage(self) -> bool:
-        """True for the formats tensors are stored in (FP16, BF16); TF32 exists only inside matrix
-        units.
-        """
+        """Whether tensors are stored in this format; TF32 exists inside matrix units only."""
         return self in (Precision.FP16, Precision.BF16)
 
 
@@ -77,10 +76,8 @@ class PrecisionPlan:
     """A base precision and the set of layers pinned to FP32.
 
     ``pin_precision`` is what a pinned layer really runs in: FP32, or TF32 on an engine whose FP32
-    is TF32. ``held`` are among ``pinned`` and stay there whatever set is asked about; two plans
-    that pin the same layers are the same plan. ``movers`` bring pins with them, in every plan that
-    is made of this one. The strings and iterables that a notebook would pass
-    are accepted and normalised.
+    is TF32. ``held`` layers stay pinned in every plan made of this one, and so do ``movers``
+    between pinned layers. Two plans that pin the same layers are equal.
     """
 
     base: Precision
@@ -137,7 +134,7 @@ class PrecisionPlan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the text form: what caches know the plan by; its text may be long."""
+        """SHA-256 of the text form, for the cache's keys."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @staticmethod
@@ -174,9 +171,9 @@ class Bypass:
 
 @dataclass(frozen=True)
 class Subgraph:
-    """The nodes that are ``kept``, and the bypasses among those that are not.
+    """The nodes that are ``kept``, and the bypasses among the others.
 
-    What other nodes gave to the kept ones is recorded and becomes an input.
+    What other nodes gave to the kept ones becomes an input.
     """
 
     kept: frozenset[str]

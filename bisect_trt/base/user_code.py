@@ -1,4 +1,4 @@
-"""Code of the user's (metrics, input sources): loading it, and what its answers depend on."""
+"""The user's own code (metrics, input sources): loading it, calling it, and knowing it again."""
 
 from __future__ import annotations
 
@@ -7,155 +7,124 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.machinery
 import importlib.util
 import inspect
+import io
 import os
 import pickle
 import site
 import sys
 import sysconfig
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import RLock
 from traceback import extract_tb
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from bisect_trt.base.errors import BadInputError, MachineError, is_out_of_memory, one_line
 
-_OF_EVERY_CLASS = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__qualname__"})
 
+def source_digest(function: Callable[..., Any], loaded_as: str = "") -> str:
+    """SHA-256 of the user's files that ``function`` is made of, and of the values that it holds.
 
-def source_digest(function: Callable[..., Any]) -> str:
-    """SHA-256 of what ``function`` computes with, as far as Python can tell.
-
-    Installed packages count by their name and version alone, and what is computed at run time (a
-    module imported by a string, a file that is read) is not seen: see
-    :mod:`bisect_trt.base.user_code` for the files.
+    What the code reads, and installed packages, are not seen: ``--fresh`` is for those.
+    ``loaded_as`` is the text that it was loaded by, if any: its files then say everything.
     """
-    found = hashlib.sha256()
-    for part in _parts(function, {}):
-        found.update(f"{len(part)} ".encode() + part)
-    files = _reached(_module_of(function))
-    for path in sorted(files):
-        found.update(path.name.encode(errors="replace") + _content(path))
+    module_name, _, name = loaded_as.rpartition(":")
+    found = hashlib.sha256(name.encode(errors="replace"))
+    start = _file_of(_known_as(module_name) if loaded_as else _module_of(function))
+    for path in sorted(_own_files(start)) if start is not None else ():
+        found.update(path.name.encode(errors="replace") + path.read_bytes())
+    if start is None or not loaded_as:
+        found.update(_by_value(function))
     return found.hexdigest()
 
 
-def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
-    """The code of a callable and the values it holds, as bytes that no other value gives.
+def _own_files(start: Path) -> set[Path]:
+    """``start`` and the user's files that it imports, also inside functions, imports followed."""
+    found, waiting = set[Path](), [start]
+    while waiting:
+        path = waiting.pop().resolve()
+        if path in found or not is_users(path):
+            continue
+        found.add(path)
+        with contextlib.suppress(SyntaxError, ValueError):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                waiting += _imported_files(path, node)
+    return found
 
-    ``seen`` numbers what was looked at, so that it ends where values hold each other, and holds on
-    to it, so that no two have one identity.
-    """
-    if id(value) in seen:
-        yield f"again {seen[id(value)][0]}".encode()
-        return
-    if isinstance(value, (type(None), bool, int, float, complex, str, bytes)):
-        yield f"{type(value).__name__} {value!r}".encode(errors="replace")
-        return
-    seen[id(value)] = (len(seen), value)
-    yield type(value).__qualname__.encode()
-    if isinstance(value, functools.partial):
-        yield from _all_parts((value.func, value.args, value.keywords), seen)
-    elif isinstance(value, ModuleType):
-        yield f"{value.__name__} {getattr(value, '__version__', '')}".encode()
-    elif isinstance(value, (tuple, list)):
-        yield from _all_parts(value, seen)
-    elif isinstance(value, dict):
-        yield from _all_parts([entry for pair in value.items() for entry in pair], seen)
-    elif isinstance(value, (set, frozenset)):
-        yield _plain(value)
-    elif inspect.ismethod(value):  # it shows its function's code, and is bound to an object
-        yield from _all_parts((value.__func__, value.__self__), seen)
-    elif isinstance(value, (staticmethod, classmethod)):
-        yield from _parts(value.__func__, seen)
-    elif isinstance(getattr(value, "__code__", None), CodeType):
-        yield from _function_parts(value, seen)
-    elif inspect.isclass(value) or inspect.isroutine(value):
-        where = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
-        yield ".".join(map(str, where)).encode()
-        if inspect.isclass(value) and _is_written_here(value):
-            own = {n: v for n, v in vars(value).items() if n not in _OF_EVERY_CLASS}
-            yield from _all_parts((own, value.__bases__), seen)
-    elif hasattr(value, "tobytes") and hasattr(value, "dtype"):  # NumPy's, which core knows not
-        yield f"{value.dtype} {value.shape}".encode()
-        objects = getattr(value.dtype, "hasobject", False)
-        yield hashlib.sha256(repr(value).encode() if objects else value.tobytes()).digest()
+
+def _imported_files(path: Path, node: ast.AST) -> Iterator[Path]:
+    """The files that an import statement of ``path`` may name."""
+    folders = [path.parent, *map(Path, sys.path)]
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+        if node.level:
+            folders = [path.parents[node.level - 1]]
     else:
-        yield from _all_parts(
-            (type(value), getattr(value, "__dict__", None) or _shown(value)), seen
-        )
+        return
+    for folder in folders:
+        for name in names:
+            place = folder
+            for part in name.split("."):
+                place = place / part
+                yield from filter(Path.is_file, (place.with_suffix(".py"), place / "__init__.py"))
 
 
-def _shown(value: Any) -> bytes | str:
-    """What an object without attributes holds: its pickle (a tensor's values lie in C), or else its
-    text but for an address.
-    """
+class _ByValue(pickle.Pickler):
+    """Pickles functions and classes by what they are made of; nobody reads it back."""
+
+    def __init__(self) -> None:
+        self.written = io.BytesIO()
+        super().__init__(self.written, protocol=5)
+
+    def reducer_override(self, value: Any) -> Any:
+        """How ``value`` is pickled; a state may refer to ``value`` itself."""
+        if isinstance(value, CodeType):
+            # Python orders a set anew in each process.
+            constants = [
+                sorted(c, key=repr) if isinstance(c, frozenset) else c for c in value.co_consts
+            ]
+            return list, (), (value.co_code, value.co_names, constants)
+        if isinstance(value, ModuleType):
+            known = value.__name__ in sys.modules
+            version = getattr(value, "__version__", "")
+            return list, (), (value.__name__, version, {} if known else _attributes(value))
+        if isinstance(value, FunctionType) and _is_own(value):
+            used = {n: value.__globals__.get(n) for n in sorted(_names(value.__code__))}
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            held = (value.__defaults__, value.__kwdefaults__, vars(value))
+            return list, (), (value.__code__, used, cells, held)
+        if isinstance(value, type) and _is_own(value):
+            return list, (), (value.__qualname__, value.__bases__, _attributes(value))
+        if isinstance(value, (staticmethod, classmethod)):
+            return list, (), (value.__func__,)
+        return NotImplemented
+
+
+def _by_value(function: Callable[..., Any]) -> bytes:
+    """What ``function`` is made of; never the same twice where that cannot be told."""
+    pickler = _ByValue()
     try:
-        return hashlib.sha256(pickle.dumps(value, protocol=4)).digest()
-    except Exception:  # whatever its own code raises
-        text = repr(value)
-        return "" if " at 0x" in text else text
+        pickler.dump(function)
+    except Exception:  # locks, open files: whatever the user's objects hold
+        return uuid.uuid4().bytes
+    return pickler.written.getvalue()
 
 
-def _all_parts(values: Sequence[Any], seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
-    yield str(len(values)).encode()
-    for value in values:
-        yield from _parts(value, seen)
+def _ordered(constant: Any) -> Any:
+    """A set as a list: Python orders its members anew in each process."""
+    return sorted(constant, key=repr) if isinstance(constant, frozenset) else constant
 
 
-def _function_parts(function: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
-    """Code, defaults, what is closed over, the globals it names, and what it wraps."""
-    code = function.__code__
-    yield from _code(code)
-    cells = []
-    for cell in function.__closure__ or ():
-        try:
-            cells.append(cell.cell_contents)
-        except ValueError:  # nothing was put into it yet
-            cells.append(None)
-    names = sorted(_names(code))
-    values = {n: function.__globals__[n] for n in names if n in function.__globals__}
-    # Of a module of the user's what is named beside it: it may have been set from elsewhere.
-    modules = [m for m in values.values() if isinstance(m, ModuleType) and _is_own(m)]
-    set_there = [{n: vars(m)[n] for n in names if n in vars(m)} for m in modules]
-    held = (function.__defaults__, function.__kwdefaults__, cells, values, set_there)
-    yield from _all_parts((*held, vars(function)), seen)
-
-
-def _is_written_here(kind: type) -> bool:
-    """Whether a class is the user's: of a file of theirs, or of a notebook, which has none."""
-    module = sys.modules.get(kind.__module__)
-    return kind.__module__ != "builtins" and (module is None or _is_own(module))
-
-
-def _is_own(module: ModuleType) -> bool:
-    """Whether a module is the user's: a file of theirs, or made without one."""
-    name = getattr(module, "__file__", None)
-    if name is None:
-        return module.__name__ not in sys.builtin_module_names
-    return is_users(Path(name))
-
-
-def _code(code: CodeType) -> Iterator[bytes]:
-    yield code.co_code
-    yield " ".join(code.co_names).encode()
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _code(constant)
-        else:
-            yield _plain(constant)
-
-
-def _plain(value: Any) -> bytes:
-    """A constant's text; that of a set in one order, which Python copies anew in each process."""
-    if isinstance(value, (set, frozenset)):
-        value = sorted(map(repr, value))
-    return repr(value).encode(errors="replace")
+def _attributes(holder: type | ModuleType) -> dict[str, Any]:
+    """What a class or module holds, but for what Python puts into each."""
+    of_every_one = ("__dict__", "__weakref__", "__doc__", "__builtins__")
+    return {n: v for n, v in vars(holder).items() if n not in of_every_one}
 
 
 def _names(code: CodeType) -> set[str]:
@@ -163,75 +132,27 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def _module_of(function: Callable[..., Any]) -> ModuleType | None:
+def _is_own(value: Any) -> bool:
+    """Whether a function or class is the user's, or one that no name leads to."""
+    if "<" in value.__qualname__:
+        return True
+    module = sys.modules.get(value.__module__)
+    path = getattr(module, "__file__", None)
+    if path is None:
+        return module is None or module.__name__ == "__main__"
+    return is_users(Path(path))
+
+
+def _module_of(function: Callable[..., Any]) -> str:
     plain = function.func if isinstance(function, functools.partial) else inspect.unwrap(function)
-    name = getattr(plain, "__module__", None) or type(plain).__module__
-    return sys.modules.get(name)
+    return str(getattr(plain, "__module__", None) or type(plain).__module__)
 
 
-def _reached(module: ModuleType | None) -> set[Path]:
-    """The files of the user's that ``module`` is made of, imports followed."""
-    found: set[Path] = set()
-    start = _file_of(module)
-    waiting = [(start, module.__name__)] if module is not None and start is not None else []
-    while waiting:
-        path, name = waiting.pop()
-        if path in found:
-            continue
-        found.add(path)
-        try:
-            tree = ast.parse(_content(path))
-        except (SyntaxError, ValueError):
-            continue
-        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        for imported in _imports(tree, package):
-            origin = _origin(imported)
-            if origin is not None and is_users(origin):
-                waiting.append((origin, imported))
-    return found
-
-
-def _imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """The full names of what is imported anywhere in ``tree``, functions included."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")
-            above = parents[: len(parents) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            if base:
-                yield base
-                yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def _origin(name: str) -> Path | None:
-    """The file of module ``name``, found without importing it."""
-    if name in sys.modules:
-        return _file_of(sys.modules[name])
-    where: Any = None
-    spec = None
-    for part in _prefixes(name):
-        try:
-            spec = importlib.machinery.PathFinder.find_spec(part, where)
-        except (ImportError, ValueError):
-            return None
-        if spec is None:
-            return None
-        where = spec.submodule_search_locations
-    origin = spec.origin if spec is not None else None
-    return Path(origin) if origin and origin.endswith(".py") else None
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
-
-
-def _file_of(module: ModuleType | None) -> Path | None:
-    name = getattr(module, "__file__", None)
-    path = Path(name) if name and str(name).endswith(".py") else None
-    return path.resolve() if path is not None and path.is_file() and is_users(path) else None
+def _file_of(module: str) -> Path | None:
+    """The Python file of a module that was imported, if it is the user's."""
+    name = getattr(sys.modules.get(module), "__file__", None) or ""
+    path = Path(name)
+    return path if path.suffix == ".py" and path.is_file() and is_users(path) else None
 
 
 @functools.cache
@@ -245,109 +166,20 @@ def _not_users() -> tuple[Path, ...]:
 
 
 def is_users(path: Path) -> bool:
-    """Whether the file is neither Python's, nor an installed package's, nor one of this package."""
+    """Whether a file is neither Python's, nor an installed package's, nor this package's."""
     full = path.resolve()
     return not any(full.is_relative_to(folder) for folder in _not_users())
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-_CODE = (".py", ".pyc", ".so", ".pyd")
-_NOT_FILES = ("/proc/", "/sys/", "/dev/")
-
-_watching: dict[int, list[dict[str, str]]] = {}
-"""By thread: what was opened by another one is not the watched code's."""
-
-_known: dict[str, tuple[tuple[int, int, int], str]] = {}
-_hooked = False
-
-
-@contextmanager
-def watched_reads(found: dict[str, str]) -> Iterator[None]:
-    """Add to ``found`` the digest of the content of each file that this thread opens for reading
-    inside, by its path; code is left out.
-    """
-    global _hooked
-    if not _hooked:  # a hook can never be taken away again
-        sys.addaudithook(_heard)
-        _hooked = True
-    watches = _watching.setdefault(threading.get_ident(), [])
-    watches.append(found)
-    try:
-        yield
-    finally:
-        watches.pop()
-
-
-def content_digest(path: str) -> str:
-    """SHA-256 of a file's content; "" where it cannot be read."""
-    found = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(1 << 20):
-                found.update(chunk)
-    except OSError:
-        return ""
-    return found.hexdigest()
-
-
-def _heard(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "open":
-        return
-    watches = _watching.get(threading.get_ident())
-    if not watches or not _is_reading(*arguments[:3]):
-        return
-    path = os.path.abspath(os.fsdecode(arguments[0]))
-    if path.endswith(_CODE) or path.startswith(_NOT_FILES) or not Path(path).is_file():
-        return
-    del _watching[threading.get_ident()]  # what is opened here is heard too
-    try:
-        digest = _digest_of(path)
-    finally:
-        _watching[threading.get_ident()] = watches
-    for found in watches:
-        found[path] = digest
-
-
-def _digest_of(path: str) -> str:
-    """The digest of a file as it is now; of one that seems not to have changed the one known."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ""
-    seems = (status.st_mtime_ns, status.st_size, status.st_ino)
-    known = _known.get(path)
-    if known is None or known[0] != seems:
-        known = _known[path] = (seems, content_digest(path))
-    return known[1]
-
-
-def _is_reading(name: Any, mode: Any, flags: Any) -> bool:
-    if not isinstance(name, (str, bytes, os.PathLike)):
-        return False  # a descriptor, whose file was opened before
-    if isinstance(mode, str) and set(mode) & set("wax+"):
-        return False
-    writing = os.O_WRONLY | os.O_RDWR
-    return not (isinstance(flags, int) and mode is None and flags & writing)
-
-
-read_by_imports: dict[str, str] = {}
-"""What the user's modules read while they were imported, whoever asked for them first."""
-
 _ALONE = RLock()
-"""Where a print goes is the process's, not a thread's: one piece of the user's code at a time."""
+"""Standard output is the process's, not a thread's: one call of the user's code at a time."""
 
 
 @contextlib.contextmanager
 def users_code(what: str) -> Iterator[None]:
-    """The user's code inside: it may import from the current folder; what it prints goes to
-    standard error, since standard output is the answer's; whatever it raises, exiting included, is
-    told as its own.
+    """Runs the user's code: it may import from the current folder, and its errors are named as its.
+
+    What it prints goes to standard error, since standard output is the answer's.
 
     Raises:
         BadInputError: the code raised.
@@ -375,17 +207,14 @@ def users_code(what: str) -> Iterator[None]:
 
 
 def _place(error: Exception) -> str:
-    """File and line of the user's own that it came from, as far as there is one: the innermost
-    outside this package and installed ones.
-    """
+    """The innermost line of the user's own that ``error`` came from, if there is one."""
     places = [(Path(f.filename), f.lineno) for f in extract_tb(error.__traceback__)]
     own = [(path.name, line) for path, line in places if path.is_file() and is_users(path)]
     return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
 
 
 def load_function(text: str, flag: str) -> Callable[..., Any]:
-    """What ``module:function`` names, looked for in the current folder too, or
-    ``file.py:function``.
+    """The function that ``module:function`` or ``file.py:function`` names.
 
     Raises:
         BadInputError: names ``flag`` and why it cannot be imported.
@@ -398,7 +227,7 @@ def load_function(text: str, flag: str) -> Callable[..., Any]:
 
 
 def load_object(text: str, flag: str) -> Any:
-    """As :func:`load_function`, whatever it is that the module calls so.
+    """The object that ``module:name`` or ``file.py:name`` names.
 
     Raises:
         BadInputError: names ``flag`` and why it cannot be imported.
@@ -412,18 +241,22 @@ def load_object(text: str, flag: str) -> Any:
             f"{module_name.strip('/').replace('/', '.')}:{name}, from a folder where Python finds "
             f"it, or {module_name}.py:{name}"
         )
-    with users_code(f"{flag} {text!r}"), watched_reads(read_by_imports):
+    with users_code(f"{flag} {text!r}"):
         found = getattr(_module(module_name), name, None)
     if found is None:
         raise BadInputError(f"{flag} {text!r}: {module_name} has no function {name!r}")
     return found
 
 
+def _known_as(name: str) -> str:
+    """The module's name. A file's must not take the place of a module that is called like it."""
+    return f"_bisect_trt_user_{Path(name).stem}" if name.endswith(".py") else name
+
+
 def _module(name: str) -> ModuleType:
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    # A file may be called as a module that others need: it must not take that one's place.
-    known_as = f"_bisect_trt_user_{Path(name).stem}"
+    known_as = _known_as(name)
     spec = importlib.util.spec_from_file_location(known_as, name)
     if spec is None or spec.loader is None:
         raise ImportError(f"{name} cannot be imported")

@@ -8,8 +8,9 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -23,96 +24,15 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.result import SampleResult, Vector
 from bisect_trt.metrics.errors import TensorError
 
-_HEADER = b"SQLite format 3\0"
-_DAMAGE = ("malformed", "corrupt", "not a database", "no such column", "NOT NULL", "file is encr")
-_MOST_ROWS = 1_000_000
-"""A damaged count may be any number: so many of the newest rows are looked for."""
-
-_SIDES = ("-journal", "-wal", "-shm")
-
-
-def is_damaged(path: Path) -> bool:
-    """Whether ``path`` is an SQLite file that does not read as one. A file of another kind is not
-    damaged: it is not ours.
-    """
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(_HEADER))
-    except FileNotFoundError:
-        return False
-    if head != _HEADER:
-        return False
-    try:
-        with closing(_reading(path)) as database:
-            found = database.execute("PRAGMA quick_check(1)").fetchone()
-            database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        return found is None or found[0] != "ok"
-    except sqlite3.OperationalError:
-        return False  # locked or not readable: opening it says so
-    except sqlite3.DatabaseError as error:
-        return any(words in str(error) for words in _DAMAGE)
-    except UnicodeDecodeError:
-        return True
-
-
-def salvaged(path: Path, schema: str, columns: Sequence[str], form: int) -> str:
-    """Set ``path`` aside and put in its place a new file with the rows that can be read."""
-    aside, read = _free_name(path), 0
-    os.replace(path, aside)
-    for side in _SIDES:
-        path.with_name(path.name + side).unlink(missing_ok=True)
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute(schema)
-        marks = ", ".join("?" for _ in columns)
-        for row in _readable(aside, columns):
-            database.execute(f"INSERT OR REPLACE INTO answers VALUES ({marks})", row)
-            read += 1
-        database.execute(f"PRAGMA user_version={form}")
-    return (
-        f"{path} was damaged: {read} answers could be read, the rest is asked again; the "
-        f"damaged file is kept as {aside.name}"
-    )
-
-
-def _readable(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows that can be read, by number: one that cannot does not hide those behind it."""
-    names = ", ".join(columns)
-    try:
-        with closing(_reading(path)) as database:
-            last = database.execute("SELECT max(rowid) FROM answers").fetchone()[0] or 0
-            for number in range(max(1, int(last) - _MOST_ROWS), int(last) + 1):
-                try:
-                    query = f"SELECT {names} FROM answers WHERE rowid = ?"
-                    row = database.execute(query, (number,)).fetchone()
-                except (sqlite3.Error, UnicodeDecodeError):
-                    continue
-                if row is not None:
-                    yield row
-    except (sqlite3.Error, UnicodeDecodeError):
-        return
-
-
-def _reading(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)
-
-
-def _free_name(path: Path) -> Path:
-    for number in range(1, 1000):
-        aside = path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")
-        if not aside.exists():
-            return aside
-    raise OSError(f"{path}: a thousand damaged caches lie beside it; remove some")
-
-
 CACHE = "cache.sqlite"
 _FORM = 2
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS answers "
     "(key TEXT PRIMARY KEY, kind TEXT, meta TEXT, payload BLOB, checksum TEXT)"
 )
-_COLUMNS = ("key", "kind", "meta", "payload", "checksum")
-_WAIT_S = 10.0
-"""Runs do not share a folder: whoever holds the file longer is somebody else, and will."""
+_LOCK_TIMEOUT_S = 10.0
+_WRITE_EVERY_S = 0.5
+"""A transaction for each row would take as long as a small network's inference."""
 
 _FAILURES = (sqlite3.Error, UnicodeDecodeError)
 """A damaged name or word may not even be text."""
@@ -135,10 +55,8 @@ def content_key(*parts: object) -> str:
 class Cache:
     """The cache in ``folder``; several threads may share it.
 
-    Caches of earlier versions are opened too: their answers are simply other keys. One whose
-    pages are damaged is set aside, with what can still be read of it in a new one; ``note`` then
-    says so, and is empty otherwise. ``is_new`` where there was none. ``beside`` gives rows to write
-    with every answer, in the same transaction.
+    A damaged one is set aside, and ``note`` says so; it is empty otherwise. ``is_new`` where there
+    was none. With ``fresh`` what was there is removed.
 
     Raises:
         BadInputError: the file is no cache, or one of a later version of the tool, or cannot be
@@ -146,23 +64,25 @@ class Cache:
         MachineError: the disk is full.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
         self._path = path = folder / CACHE
         self._lock = Lock()
-        self.note = ""
-        self.beside: Callable[[], list[Row]] = list
         self._waiting: dict[str, Row] = {}
+        self._written_at = time.monotonic()
+        self.note = ""
         try:
-            if is_damaged(path):
-                self.note = salvaged(path, _SCHEMA, _COLUMNS, _FORM)
+            if fresh:
+                _remove(path)
+            elif _is_damaged(path):
+                self.note = _set_aside(path)
             self._database = _connected(path)
         except (*_FAILURES, OSError) as error:
-            raise self._told(error) from error
+            raise self._explained(error) from error
         try:
             form = self._opened()
         except _FAILURES as error:
             self.close()
-            raise self._told(error) from error
+            raise self._explained(error) from error
         self.is_new = form == 0
         if form > _FORM:
             self.close()
@@ -171,8 +91,7 @@ class Cache:
             )
 
     def recall(self, key: str) -> tuple[Any, bytes] | None:
-        """What was recorded under ``key``: its JSON value and its bytes; None if nothing was, or
-        what is there is damaged.
+        """What was recorded under ``key``, JSON value and bytes; None if nothing was, or damaged.
 
         Raises:
             MachineError: the disk failed.
@@ -187,30 +106,32 @@ class Cache:
                     "SELECT kind, meta, payload, checksum FROM answers WHERE key = ?", (key,)
                 ).fetchone()
         except _FAILURES as error:
-            raise self._told(error) from error
+            raise self._explained(error) from error
         if row is None or row[3] != _checksum(key, *row[:3]):
             return None
         return json.loads(row[1]), bytes(row[2])
 
     def record_later(self, row: Row) -> None:
-        """Keep ``row`` for the next answers' transaction, or the end: for what costs less to ask
-        again than a transaction of its own.
-        """
+        """Keep ``row`` for the next transaction, which begins here if the last is long ago."""
         self._waiting[row.key] = row
+        if time.monotonic() - self._written_at > _WRITE_EVERY_S:
+            self.record([])
 
     def record(self, rows: Sequence[Row]) -> None:
-        """Write the answers, all of them durable when this returns, or none.
+        """Write the rows and those that wait, all of them durable when this returns, or none.
 
         Raises:
             MachineError: the disk is full, or failed.
             BadInputError: another process holds the file, or it was damaged while it was open.
         """
-        written = []
         waiting = list(self._waiting.values())
-        for row in (*rows, *waiting, *self.beside()):
+        written = []
+        for row in (*rows, *waiting):
             meta = json.dumps(row.meta)
             checksum = _checksum(row.key, row.kind, meta, row.payload)
             written.append((row.key, row.kind, meta, row.payload, checksum))
+        if not written:
+            return
         try:
             with self._lock:
                 self._roll_back()  # one that Ctrl-C left open
@@ -224,7 +145,8 @@ class Cache:
                     self._roll_back()
                     raise
         except sqlite3.Error as error:
-            raise self._told(error) from error
+            raise self._explained(error) from error
+        self._written_at = time.monotonic()
         for row in waiting:
             self._waiting.pop(row.key, None)
 
@@ -235,12 +157,11 @@ class Cache:
     def close(self) -> None:
         """Write what waits, and close the file. A full disk loses what can be asked again."""
         with suppress(BisectError):
-            if self._waiting:
-                self.record([])
+            self.record([])
         self._database.close()
 
     def _opened(self) -> int:
-        """The form that the file had; it is of this version's from here on, unless later."""
+        """The number of the file's form, 0 for a new one; it is this version's from here on."""
         run = self._database.execute
         form = int(run("PRAGMA user_version").fetchone()[0])
         if form > _FORM:
@@ -250,13 +171,11 @@ class Cache:
             raise sqlite3.DatabaseError("its tables are another program's")
         run("PRAGMA synchronous=NORMAL")
         run(_SCHEMA)
-        if "checksum" not in {row[1] for row in run("PRAGMA table_info(answers)")}:
-            run("ALTER TABLE answers ADD COLUMN checksum TEXT")
         run(f"PRAGMA user_version={_FORM}")
         return form
 
-    def _told(self, error: Exception) -> BisectError:
-        """What ``error`` means to a person: never that an answer should be thrown away."""
+    def _explained(self, error: Exception) -> BisectError:
+        """``error`` in words for the user, with what to do."""
         said, path = str(error), self._path
         if "locked" in said or "busy" in said:
             return BadInputError(
@@ -277,10 +196,48 @@ class Cache:
         )
 
 
+def _is_damaged(path: Path) -> bool:
+    """Whether an SQLite file does not read as a cache. A file of another kind is not ours."""
+    try:
+        with path.open("rb") as file:
+            if not file.read(16).startswith(b"SQLite format 3"):
+                return False
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=1.0)) as database:
+            found = database.execute("PRAGMA quick_check(1)").fetchone()
+            database.execute("SELECT key, kind, meta, payload, checksum FROM answers LIMIT 1")
+        return found is None or found[0] != "ok"
+    except FileNotFoundError:
+        return False
+    except sqlite3.OperationalError as error:  # locked or not readable: opening it says so
+        return "no such column" in str(error)
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return True
+
+
+def _set_aside(path: Path) -> str:
+    """Rename a damaged cache; returns what to say of it."""
+    names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in count(1))
+    aside = next(name for name in names if not name.exists())
+    os.replace(path, aside)
+    _remove(path)
+    return f"{path} was damaged and is set aside as {aside.name}; every answer is asked again"
+
+
+def _remove(path: Path) -> None:
+    """Remove a cache with what SQLite keeps beside it."""
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
 def _connected(path: Path) -> sqlite3.Connection:
     # A statement that is kept keeps what it wrote last: of 20,000 layers' errors 20 MB.
     return sqlite3.connect(
-        path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False, cached_statements=0
+        path,
+        timeout=_LOCK_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=0,
     )
 
 
@@ -292,41 +249,17 @@ def _checksum(key: str, kind: Any, meta: Any, payload: Any) -> str:
     return found.hexdigest()
 
 
-_WRITTEN_EVERY_S = 0.5
-
-
-class RowBuffer:
-    """Rows on their way into ``cache``, written every half second: a transaction each would take
-    as long as a small network's inference.
-    """
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-        self._rows: list[Row] = []
-        self._written = time.monotonic()
-
-    def add(self, row: Row) -> None:
-        """Keep ``row``; write what there is if it is time."""
-        self._rows.append(row)
-        if time.monotonic() - self._written > _WRITTEN_EVERY_S:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what there is."""
-        if self._rows:
-            self._cache.record(self._rows)
-        self._rows, self._written = [], time.monotonic()
-
-
 class Answers:
-    """Reads and makes rows of ``cache``; ``key`` is the content that all of them depend on. The
-    runner waits ``patience`` seconds: what one that waited for less gave up is asked again.
+    """Reads and makes the rows of evaluations in ``cache``.
+
+    ``key`` is the content that all of them depend on. An evaluation that ran out of time is asked
+    again where the time-out is longer now.
     """
 
-    def __init__(self, cache: Cache, key: str, patience: float = math.inf) -> None:
+    def __init__(self, cache: Cache, key: str, timeout_s: float = math.inf) -> None:
         self._cache = cache
         self._key = key
-        self._patience = patience
+        self._timeout_s = timeout_s
 
     def key(self, *parts: str) -> str:
         """The key of one answer."""
@@ -339,7 +272,7 @@ class Answers:
             return None
         meta, payload = found
         verdict = Verdict(meta["verdict"])
-        if verdict is Verdict.TIMED_OUT and self._patience > meta.get("patience", 0.0):
+        if verdict is Verdict.TIMED_OUT and self._timeout_s > meta.get("patience", 0.0):
             return None
         return SampleResult(
             verdict,
@@ -354,10 +287,9 @@ class Answers:
         )
 
     def vector(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Vector | None:
-        """The signed errors of ``plan`` at the sampled elements of ``samples``, one sample after
-        the other, in tolerances; None where it was not run, could not be, or nobody needs them.
+        """The signed errors at the sampled elements of ``samples`` in turn, in tolerances.
 
-        They are read when they are asked for: those of a thousand plans are 16 MB a sample.
+        None where ``plan`` was not run, could not be, or no errors were kept.
         """
         found = [self.of(plan, sample) for sample in samples]
         vectors = [r.vector for r in found if r is not None and r.vector is not None]
@@ -374,7 +306,7 @@ class Answers:
             "errors": {n: vars(e) for n, e in result.errors.items()},
         }
         if result.verdict is Verdict.TIMED_OUT:
-            meta["patience"] = self._patience
+            meta["patience"] = self._timeout_s
         if result.reproducibility is not None:
             meta["reproducibility"] = vars(result.reproducibility)
         if result.best_values:

@@ -1,9 +1,9 @@
-"""The log's entries of plans that were run on a search set."""
+"""The result of a plan on one sample, on several, and on a search set."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,38 +16,32 @@ from bisect_trt.metrics.errors import SHAPE_CHANGED, TensorError, mean_of, worst
 from bisect_trt.metrics.requirements import Judged
 
 Vector = NDArray[np.float32]
+SEARCH_SET = "search_set"
 
 
 @dataclass(frozen=True)
 class SampleResult:
-    """One plan on one sample.
+    """One plan on one sample; of several runs the worst.
 
-    ``score`` is in tolerances (at most 1 passes, infinite is not finite or not run); ``values`` are
-    the conditions' in their metrics' units, empty where the plan could not be run; ``errors`` by
-    output, empty where the plan could not be run; ``vector`` the signed errors at the sampled
-    elements, in tolerances, where they were asked for; ``seconds`` the wall time. Of several runs
-    all this is the worst's, and ``reproducibility`` says how they differ; None for a single run.
-    ``best_values`` are those of the best run where another was worse, else empty.
+    ``score`` is in tolerances: at most 1 passes, infinite is not finite or not run. ``values`` are
+    the conditions' in their metrics' units and ``errors`` the outputs'; both are empty where the
+    plan could not be run. ``vector`` holds the signed errors at the sampled elements, in
+    tolerances. ``reproducibility`` says how several runs differ, and ``best_values`` are the best
+    run's where another was worse.
     """
 
     verdict: Verdict
     score: float
     values: tuple[float, ...]
     errors: Mapping[str, TensorError]
-    seconds: float
+    seconds: float = 0.0
     note: str = ""
     vector: Vector | None = None
     reproducibility: Reproducibility | None = None
     best_values: tuple[float, ...] = ()
 
     @staticmethod
-    def of(
-        judged: Judged,
-        seconds: float,
-        vector: Vector | None,
-        reproducibility: Reproducibility | None = None,
-        best_values: tuple[float, ...] = (),
-    ) -> SampleResult:
+    def of(judged: Judged, vector: Vector | None = None) -> SampleResult:
         """The result of a run that ended, with the verdict that follows from its errors."""
         verdict, note = (Verdict.PASS if judged.score <= 1.0 else Verdict.FAIL), ""
         changed = [name for name, e in judged.errors.items() if e.nonfinite == SHAPE_CHANGED]
@@ -56,15 +50,7 @@ class SampleResult:
         elif not all(e.finite for e in judged.errors.values()):
             verdict = Verdict.NON_FINITE
         return SampleResult(
-            verdict,
-            judged.score,
-            judged.values,
-            judged.errors,
-            seconds,
-            note,
-            vector,
-            reproducibility,
-            best_values,
+            verdict, judged.score, judged.values, judged.errors, note=note, vector=vector
         )
 
     @staticmethod
@@ -84,7 +70,7 @@ def _badness(sample: SampleResult) -> tuple[float, bool]:
 
 
 def reproducibility_of(samples: Sequence[SampleResult]) -> Reproducibility | None:
-    """That of several samples together; None where each was run once."""
+    """The reproducibility of several samples together; None where each was run once."""
     found = [s.reproducibility for s in samples if s.reproducibility is not None]
     return together(found) if found else None
 
@@ -98,17 +84,13 @@ def verdict_of(score: float, worst: Verdict) -> Verdict:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one plan showed over several samples; ``score`` is that of all together, by default the
-    worst of them.
+    """One plan over several samples; ``score`` is that of all together.
 
     ``worst`` and ``mean`` give each output's errors over the samples, empty where the plan could
-    not be run; ``facts`` what the runner adds. The samples' vectors are not kept with it
-    (:meth:`~bisect_trt.evaluate.evaluator.Evaluator.vector`). ``on`` says on which samples: the
-    given ones, or a search set. ``reproducibility`` is that of all of them, None from a runner that
-    runs each once; ``best_score`` is the score by each sample's best run, where some was worse.
-    ``by_condition`` has the score of each condition on the given samples, empty on others.
-    ``worst_on`` names the sample that has ``score``, if one does. ``seen_in`` is the evaluation of
-    the log that shows this, where it is not one of the log itself.
+    not be run; ``facts`` is what the runner adds. ``on`` says on which samples: the given ones, or
+    a search set. ``best_score`` is the score by each sample's best run, where some run was worse.
+    ``by_condition`` has each condition's score on the given samples. ``worst_on`` names the sample
+    that has ``score``, if one does. ``seen_in`` is the log's entry that this was made from.
     """
 
     plan: PrecisionPlan
@@ -137,7 +119,7 @@ class Evaluation:
         plan: PrecisionPlan,
         runner: str,
         samples: Sequence[SampleResult],
-        facts: Mapping[str, Any],
+        *,
         on: str = InputKind.GIVEN,
         score: float | None = None,
         names: Sequence[str] = (),
@@ -161,7 +143,6 @@ class Evaluation:
                 {},
                 seconds,
                 broken.note,
-                facts=facts,
                 on=on,
                 worst_on=worst_on,
             )
@@ -176,9 +157,8 @@ class Evaluation:
             {name: mean_of([s.errors[name] for s in samples]) for name in outputs},
             seconds,
             worst.note,
-            facts,
-            on,
-            reproducibility_of(samples),
+            on=on,
+            reproducibility=reproducibility_of(samples),
             worst_on=worst_on,
         )
 
@@ -195,11 +175,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class SearchSetResult:
-    """One plan on a search set of samples, as far as it was run: it may have ended early.
+    """One plan on a search set of samples, as far as it was run.
 
-    ``names`` and ``results`` go together, in the order in which the samples were run; where a
-    condition is on sets of inputs, each entry is a set. ``logged`` is the log's entry of it; None
-    where nothing was run, or several were put together.
+    ``names`` and ``results`` go together, in the order of running; where a condition is on sets of
+    inputs, each entry is a set. ``logged`` is the log's entry of it, if it has one.
     """
 
     plan: PrecisionPlan
@@ -231,36 +210,3 @@ def meets(result: SampleResult, limit: float) -> bool:
     """Whether a sample is a clear pass within ``limit`` times the tolerance."""
     finished = result.verdict in (Verdict.PASS, Verdict.FAIL)
     return finished and result.score <= limit
-
-
-SEARCH_SET = "search_set"
-
-
-class SearchSetLog:
-    """Adds one runner's search sets to a run's log. May be called from several threads, one at a
-    time.
-    """
-
-    def __init__(
-        self, log: list[Evaluation], runner: str, on_evaluation: Callable[[Evaluation], None]
-    ) -> None:
-        self._log, self._runner, self._on_evaluation = log, runner, on_evaluation
-        self._entries: dict[
-            tuple[PrecisionPlan, tuple[str, ...], tuple[float, ...]], Evaluation
-        ] = {}
-
-    def entry(self, answer: SearchSetResult) -> Evaluation | None:
-        """That of ``answer``; None where nothing was run. What was asked before, and answered from
-        what was known, is no other evaluation.
-        """
-        if not answer.results:
-            return None
-        key = (answer.plan, answer.names, tuple(r.score for r in answer.results))
-        if key not in self._entries:
-            found = Evaluation.over(answer.plan, self._runner, answer.results, {}, SEARCH_SET)
-            missed, of = answer.missed(), len(answer.results)
-            note = found.note or f"{missed} of {of} samples miss; worst {answer.worst[0]}"
-            result = self._entries[key] = replace(found, note=note)
-            self._log.append(result)
-            self._on_evaluation(result)
-        return self._entries[key]

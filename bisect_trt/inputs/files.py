@@ -1,10 +1,11 @@
-"""Input files: .npz, .npy, JSON, Python, golden outputs."""
+"""The sources of inputs: files, folders, Python functions; and the golden outputs."""
 
 from __future__ import annotations
 
 import base64
 import glob
 import io
+import json
 import re
 import tempfile
 import zipfile
@@ -20,59 +21,29 @@ from bisect_trt.base.atomic_files import scratch, unchanged
 from bisect_trt.base.errors import BadInputError, MachineError, one_line
 from bisect_trt.base.sample import LazyArrays
 from bisect_trt.base.user_code import load_object, users_code
-from bisect_trt.inputs.arrays import (
-    check_stack,
-    opened_npz,
-    read_npy,
-    read_npz,
-    row_of_npy,
-    rows_of_npz,
-    shape_of_npy,
-    write_npz,
-)
+from bisect_trt.inputs.arrays import read_npy, read_npz, refuse_too_large, write_npz
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import InputSpec, check_array, check_names
 from bisect_trt.settings import Settings
 
-_DEEPEST = 16
-"""Of JSON that is read; what polygraphy saves is of three."""
+Function = Callable[[], Any]
+ENDINGS = (".npz", ".npy", ".json")
+_END = object()
+_LOADER = re.compile(r"^[^*?\[\]]+:[A-Za-z_]\w*$")
 
 
-def feeds_of(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
-    """The arrays of each dictionary of the file, one at a time; each array is an .npy file in base
-    64 under "array".
-
-    Raises:
-        BadInputError: names the file, or the input that is none.
-    """
-    for number, feed in enumerate(_feeds(path)):
-        yield {name: _decoded(f"{path}[{number}]", name, a) for name, a in feed.items()}
-
-
-def _feeds(path: Path) -> Iterator[dict[str, Any]]:
-    """The dictionaries of a JSON list, one at a time: hundreds of pages are a gigabyte of text."""
-    import ijson  # type: ignore[import-untyped]  # nobody else needs it
-
-    wrong = BadInputError(f"{path}: not a list of feed dictionaries, as polygraphy saves them")
-    depth, feed = 0, ijson.ObjectBuilder()
+def _feeds_of(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
+    """The feed dictionaries that polygraphy saved; each array is an .npy file in base 64."""
     try:
-        with path.open("rb") as stream:
-            for event, value in ijson.basic_parse(stream):
-                begins, ends = event.startswith("start"), event.startswith("end")
-                is_list = depth == 0 and event == "start_array"
-                is_feed = depth == 1 and event in ("start_map", "end_array")
-                if not (is_list or is_feed or depth > 1) or depth > _DEEPEST:
-                    raise wrong
-                depth += begins
-                if depth > 1:
-                    feed.event(event, value)
-                depth -= ends
-                if depth == 1 and event == "end_map":
-                    yield feed.value
-                    feed = ijson.ObjectBuilder()
-    except (OSError, ValueError, ijson.JSONError) as error:
+        refuse_too_large(f"{path}:", 2 * path.stat().st_size)
+        feeds = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInputError(f"{path}: not readable JSON ({one_line(error)})") from error
+    if not isinstance(feeds, list) or not all(isinstance(feed, dict) for feed in feeds):
+        raise BadInputError(f"{path}: not a list of feed dictionaries, as polygraphy saves them")
+    for number, feed in enumerate(feeds):
+        yield {name: _decoded(f"{path}[{number}]", name, a) for name, a in feed.items()}
 
 
 def _decoded(where: str, name: str, value: Any) -> NDArray[Any]:
@@ -85,12 +56,6 @@ def _decoded(where: str, name: str, value: Any) -> NDArray[Any]:
             f"{where}: input {name!r} is no array as polygraphy saves it ({one_line(error)})"
         ) from error
     return found
-
-
-Function = Callable[[], Any]
-ENDINGS = (".npz", ".npy", ".json")
-_END = object()
-_LOADER = re.compile(r"^[^*?\[\]]+:[A-Za-z_]\w*$")
 
 
 def read_sources(
@@ -106,7 +71,7 @@ def read_sources(
         BadInputError: names what cannot be found or read.
     """
     if not isinstance(source, (str, Path)):
-        yield from _from_loader(shown(source), source, option)
+        yield from _spooled(shown(source), _yielded(shown(source), source, option))
         return
     if is_loader(source):
         found = load_object(str(source), option)
@@ -114,11 +79,11 @@ def read_sources(
             raise BadInputError(
                 f"{option} {str(source)!r}: neither a function nor what gives samples one by one"
             )
-        yield from _from_loader(str(source), found, option)
+        yield from _spooled(str(source), _yielded(str(source), found, option))
         return
     for path in find_files([source]):
         if path.suffix == ".json":
-            yield from _spooled(str(path), feeds_of(path))
+            yield from _spooled(str(path), _feeds_of(path))
             continue
         if not stacked:
             yield str(path), LazyArrays(unchanged(path, partial(_read, path, specs)))
@@ -174,9 +139,7 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
 def _read(path: Path, specs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
     check = partial(_check_header, path, specs, {})
     if path.suffix != ".npy":
-        with opened_npz(path) as (_, entries):
-            check_names(str(path), list(entries), specs)
-        return read_npz(path, check)
+        return read_npz(path, partial(check_names, str(path), specs=specs), check)
     name = _only(path, specs).name
     return {name: read_npy(path, name, check)}
 
@@ -207,43 +170,51 @@ def _check_header(
 
 
 def _from_stacked(path: Path, specs: Sequence[InputSpec]) -> Iterator[tuple[str, Arrays]]:
-    """The samples of a file whose arrays hold many: from the file itself where each can be found in
-    it, else put on disk one by one.
-    """
-    if path.suffix != ".npy":
-        rows = ({n: _alone(a, specs, n) for n, a in row.items()} for row in rows_of_npz(path))
-        yield from _spooled(str(path), rows)
+    """The samples of a file whose arrays hold many: an .npy file is mapped, an .npz file read."""
+    if path.suffix == ".npy":
+        name = _only(path, specs).name
+        count = _stacked(path, {name: read_npy(path, name, mapped=True)})
+        for number in range(count):
+            row = partial(_row, path, specs, name, number)
+            yield f"{path}[{number}]", LazyArrays(unchanged(path, row))
         return
-    name = _only(path, specs).name
-    shape = shape_of_npy(path, name, whole=False)
-    check_stack(path, shape[:1] or (0,))
-    for number in range(shape[0]):
-        row = partial(_row, path, specs, name, number)
-        yield f"{path}[{number}]", LazyArrays(unchanged(path, row))
+    arrays = read_npz(path)
+    rows = (
+        {n: _alone(a[number], specs, n) for n, a in arrays.items()}
+        for number in range(_stacked(path, arrays))
+    )
+    yield from _spooled(str(path), rows)
+
+
+def _stacked(path: Path, arrays: Arrays) -> int:
+    """How many samples the arrays hold along their first axes.
+
+    Raises:
+        BadInputError: the axes differ, or there is none.
+    """
+    counts = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
+    if len(counts) != 1 or counts == {0}:
+        raise BadInputError(
+            f"{path}: --stacked: the arrays have no first axis of one length; it is the one of the "
+            "samples"
+        )
+    return counts.pop()
 
 
 def _row(path: Path, specs: Sequence[InputSpec], name: str, number: int) -> Arrays:
-    return {name: _alone(row_of_npy(path, number), specs, name)}
+    array = np.array(read_npy(path, name, mapped=True)[number])
+    return {name: _alone(array, specs, name)}
 
 
 def _alone(array: NDArray[Any], specs: Sequence[InputSpec], name: str) -> NDArray[Any]:
-    """One sample as the model takes it: without the stacked axis, or as a batch of one where the
-    model's own first axis is the one that was stacked along.
-    """
+    """One sample of a stack; a batch of one where the stack's axis is the model's own batch."""
     shapes = [s.shape for s in specs if s.name == name]
     along_batch = bool(shapes) and shapes[0] is not None and array.ndim + 1 == len(shapes[0])
     return np.asarray(array[np.newaxis] if along_batch else array)
 
 
-def _from_loader(
-    text: str, source: Function | Iterable[Any], option: str
-) -> Iterator[tuple[str, Arrays]]:
-    """What a function of the user's yields."""
-    yield from _spooled(text, _yielded(text, source, option))
-
-
 def _spooled(text: str, samples: Iterable[dict[str, NDArray[Any]]]) -> Iterator[tuple[str, Arrays]]:
-    """``samples``, each put on disk as it comes: all together need not fit into memory."""
+    """``samples``, each put on disk as it comes, so that all need not fit into memory."""
     spool = scratch("inputs")
     for number, arrays in enumerate(samples):
         where = f"{text}[{number}]"
@@ -263,7 +234,7 @@ def _spooled(text: str, samples: Iterable[dict[str, NDArray[Any]]]) -> Iterator[
 def _yielded(
     text: str, source: Function | Iterable[Any], option: str
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """What ``source`` yields, each piece of its work done as the user's code."""
+    """The feeds that the user's ``source`` yields."""
     what, number = f"{option} {text}", 0
     with users_code(what):
         given = source() if callable(source) else source
@@ -291,8 +262,7 @@ def _read_spooled(spool: tempfile.TemporaryDirectory[str], path: Path) -> dict[s
 
 
 def load_golden(settings: Settings, graph: Graph, inputs: int) -> Arrays | None:
-    """The golden outputs by name; they belong to one input. What is wrong with a file is told by
-    its headers, before an array is read.
+    """The golden outputs by name; they belong to one input.
 
     Raises:
         BadInputError: names what is not the model's, or no numbers.
@@ -310,20 +280,18 @@ def load_golden(settings: Settings, graph: Graph, inputs: int) -> Arrays | None:
         if dtype.kind not in "biuf":
             raise BadInputError(f"{where}: output {name!r} holds {dtype}, no plain numbers")
 
-    if isinstance(golden, Mapping):
-        found = {name: np.asarray(array) for name, array in golden.items()}
-        _check_names(where, found, graph)
-        for name, array in found.items():
-            check(name, array.dtype, array.shape)
-        return found
-    if not Path(golden).is_file():
-        raise BadInputError(f"{where}: no such file")
-    with opened_npz(Path(golden)) as (_, entries):
-        _check_names(where, entries, graph)
-    return read_npz(Path(golden), check)
+    if not isinstance(golden, Mapping):
+        if not Path(golden).is_file():
+            raise BadInputError(f"{where}: no such file")
+        return read_npz(Path(golden), partial(_check_outputs, where, graph), check)
+    found = {name: np.asarray(array) for name, array in golden.items()}
+    _check_outputs(where, graph, list(found))
+    for name, array in found.items():
+        check(name, array.dtype, array.shape)
+    return found
 
 
-def _check_names(where: str, names: Mapping[str, object], graph: Graph) -> None:
+def _check_outputs(where: str, graph: Graph, names: Sequence[str]) -> None:
     unknown = [n for n in names if n not in graph.outputs]
     if unknown or not names:
         named = repr(unknown[0]) if unknown else "nothing"

@@ -177,7 +177,7 @@ def perturbed(
 
 
 def can_be_perturbed(arrays: Arrays, discrete: Collection[str] = ()) -> bool:
-    """Whether there is a float input that varies: token ids, masks and constants cannot be moved."""
+    """Whether there is a float input that varies: token ids and masks cannot be moved."""
     return bool(moving(arrays, discrete))
 
 

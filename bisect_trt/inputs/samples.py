@@ -21,16 +21,13 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import InputSpec, check_array, check_names, dynamic_axes
 from bisect_trt.settings import Settings, Source
 
-_EVERY_S = 1.0
+_PROGRESS_EVERY_S = 1.0
+_NOISE_SAMPLES = 32
+_NOISE_ELEMENTS = 1 << 22
+"""These are enough to recognise noise; the sums of a larger array would take several copies."""
 
-MOST_LOOKED_AT = 32
-"""So many inputs at most are looked at for being noise."""
-
-_TELLS_NEIGHBOURS = 4
-"""Along a shorter axis (colours, a batch) few are neighbours."""
-
-MOST_ELEMENTS = 1 << 22
-"""So many elements of one at most: they tell, and the sums of all would take several copies."""
+_SHORT_AXIS = 4
+"""Along a shorter axis (colours, a batch) too few elements are neighbours."""
 
 
 def load_samples(
@@ -42,8 +39,7 @@ def load_samples(
     option: str = "--input",
     observer: Observer | None = None,
 ) -> list[Sample]:
-    """One sample for each mapping, and all that each path or loader names, checked against
-    ``specs``.
+    """The samples that ``sources`` name, checked against ``specs``.
 
     Raises:
         BadInputError: names the file and the tensor: wrong names, dtypes, shapes, NaN, infinities.
@@ -59,7 +55,7 @@ def load_samples(
         before = len(samples)
         for name, found in read_sources(source, specs, stacked=stacked, option=option):
             samples.append(checked(Sample(name, found), specs, infinite))
-            if observer is not None and time.monotonic() - told > _EVERY_S:
+            if observer is not None and time.monotonic() - told > _PROGRESS_EVERY_S:
                 observer.progress(len(samples), 0, name)
                 told = time.monotonic()
         if len(samples) == before:
@@ -114,18 +110,16 @@ def _check_array(
 
 
 def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
-    """A sentence for each of the model's inputs that looks like noise or is constant, in how many
-    of the samples that are looked at: errors on such inputs say little.
-    """
+    """A sentence for each input that is constant or looks like noise: its errors say little."""
     found: dict[str, list[str]] = {}
-    for sample in evenly(samples, MOST_LOOKED_AT):
+    for sample in evenly(samples, _NOISE_SAMPLES):
         for name, whole in sample.arrays.items():
             array = _some_rows(whole)
             if array.dtype.kind != "f" or array.size < 64 or not np.isfinite(array).all():
                 continue
             if np.ptp(array) == 0.0:
                 said = f"input {name!r} is constant ({array.flat[0]:g}); use a real input"
-            elif looks_like_noise(array):
+            elif _looks_like_noise(array):
                 said = (
                     f"input {name!r} looks like random noise; the errors of real inputs are "
                     "usually different, use a real one"
@@ -139,20 +133,19 @@ def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
 def _some_rows(array: NDArray[Any]) -> NDArray[Any]:
     """``array``, or of a large one neighbouring elements from all over it."""
     rows = array.reshape(-1, array.shape[-1]) if array.ndim else array
-    if array.size <= MOST_ELEMENTS or len(rows) < 2:
-        return array if array.size <= MOST_ELEMENTS else flat(array)[:MOST_ELEMENTS]
-    return rows[:: -(-array.size // MOST_ELEMENTS)][:, :MOST_ELEMENTS]
+    if array.size <= _NOISE_ELEMENTS or len(rows) < 2:
+        return array if array.size <= _NOISE_ELEMENTS else flat(array)[:_NOISE_ELEMENTS]
+    return rows[:: -(-array.size // _NOISE_ELEMENTS)][:, :_NOISE_ELEMENTS]
 
 
-def looks_like_noise(array: NDArray[Any]) -> bool:
-    """True for what ``randn`` or ``rand`` make: no correlation between neighbours along any axis,
-    and that distribution's moments.
+def _looks_like_noise(array: NDArray[Any]) -> bool:
+    """Whether ``randn`` or ``rand`` may have made ``array``: neighbours do not correlate.
 
-    Real signals correlate with their neighbours, features of speech with those a step of time
-    away. Embeddings of tokens may not, but some rows are larger than others.
+    Real signals correlate with their neighbours. Embeddings of tokens may not, but some of their
+    rows are larger than others.
     """
     values = array.astype(np.float64)
-    if array.shape[-1] < _TELLS_NEIGHBOURS:
+    if array.shape[-1] < _SHORT_AXIS:
         values = values.reshape(1, -1)
     flat = values.ravel()
     if (flat == np.rint(flat)).all():  # grey values, counts
@@ -162,7 +155,7 @@ def looks_like_noise(array: NDArray[Any]) -> bool:
     for axis in range(values.ndim):
         along = np.moveaxis(centred, axis, -1)
         pairs = along[..., 1:] * along[..., :-1]
-        if along.shape[-1] < _TELLS_NEIGHBOURS:
+        if along.shape[-1] < _SHORT_AXIS:
             continue
         if abs(float(pairs.mean())) > 4.0 / np.sqrt(pairs.size) * deviation**2:
             return False
@@ -174,15 +167,10 @@ def looks_like_noise(array: NDArray[Any]) -> bool:
     return bool(normal or uniform)
 
 
-_FEW_ROWS, _FEW_VALUES = 8, 16
-
-
 def _rows_are_alike(values: NDArray[np.float64], length: int) -> bool:
-    """Whether the norms of the rows spread as those of independent copies do; True where rows are
-    too few or too short to tell.
-    """
-    if length < _FEW_VALUES or values.size < _FEW_ROWS * length:
-        return True
+    """Whether the norms of the rows spread as those of independent copies do."""
+    if length < 16 or values.size < 8 * length:
+        return True  # too short, or too few rows, to tell
     rows = values.reshape(-1, length)
     squares = rows * rows
     expected = float(squares.std()) / (2.0 * float(squares.mean()) * np.sqrt(length))
@@ -193,16 +181,15 @@ def _rows_are_alike(values: NDArray[np.float64], length: int) -> bool:
     return bool(0.5 * expected < spread < 1.5 * expected)
 
 
-_APART = 5
-"""One of so many inputs is kept apart."""
+_HOLDOUT_EVERY = 5
+"""One of five inputs is held out."""
 
 FEW_INPUTS = 20
-"""From so many given inputs on a fifth is kept apart; where fewer are searched with, augmented
-inputs of them stand in for those that nobody has shown."""
+"""From this many inputs on some are held out; augmented inputs stand in for them below it."""
 
 
 def short_digest(sample: Sample) -> str:
-    """What a plan knows an input by that it was searched with."""
+    """The form in which a plan lists the inputs that it was searched with."""
     return sample.digest[:12]
 
 
@@ -214,12 +201,13 @@ def load_inputs(
     *,
     searches: bool = True,
 ) -> tuple[list[Sample], list[Sample], list[Finding]]:
-    """The given samples, those kept apart (named, or a fifth of many), and what is to be said of
-    both. A copy of an input that is there tells nothing, and would be counted.
+    """The given samples, those held out (named, or a fifth of many), and findings on both.
+
+    A copy of another input is left out: it tells nothing.
 
     Raises:
-        BadInputError: names the file or tensor that cannot be used, or says that the time that the
-            run may take does not even do for reading.
+        BadInputError: names the file or tensor that cannot be used, or says that the time was spent
+            before all was read.
     """
     try:
         return _loaded(settings, specs, observer, seen, searches)
@@ -272,7 +260,11 @@ def _loaded(
         known = sum(short_digest(sample) in seen for sample in samples)
         return samples, [], said + _searched_before(known, len(samples))
     kept = {sample.digest for sample in apart}
-    part = "a fifth" if len(apart) == len(samples) // _APART else "of those not searched with yet"
+    part = (
+        "a fifth"
+        if len(apart) == len(samples) // _HOLDOUT_EVERY
+        else "of those not searched with yet"
+    )
     message = (
         f"{len(apart)} of {len(samples)} inputs, {part}, are kept apart to test on (--holdout "
         "FILES names others, --holdout none searches with all)"
@@ -282,12 +274,10 @@ def _loaded(
 
 
 def _kept_apart(samples: Sequence[Sample], seen: frozenset[str]) -> list[Sample]:
-    """A fifth of ``samples``, or half of those that were not ``seen`` where these are fewer. Evenly
-    spread: inputs may lie in some order.
-    """
+    """A fifth of ``samples``, or half of the unseen where these are few; evenly spread."""
     new = [sample for sample in samples if short_digest(sample) not in seen]
-    most = len(samples) // _APART
-    step = min(_APART, max(2, len(new) // most))
+    most = len(samples) // _HOLDOUT_EVERY
+    step = min(_HOLDOUT_EVERY, max(2, len(new) // most))
     return new[step - 1 :: step][:most]
 
 
@@ -301,7 +291,7 @@ def _unlike(given: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
 
 
 def _named_twice(count: int, given: int) -> list[Finding]:
-    """What is said of given inputs that are to be kept apart."""
+    """The finding about given inputs that --holdout names too."""
     if not count:
         return []
     message = f"{count} of {given} given inputs are those of --holdout: no search sees them"
@@ -309,7 +299,7 @@ def _named_twice(count: int, given: int) -> list[Finding]:
 
 
 def _searched_before(count: int, named: int) -> list[Finding]:
-    """What is said of inputs that nothing can be tested on, ``count`` of ``named``."""
+    """The finding about inputs that the older plan was searched with."""
     if not count:
         return []
     message = (
@@ -327,10 +317,11 @@ def _copies(what: str, count: int, so: str) -> list[Finding]:
 
 
 NOT_COVERED, ALIKE = "not-covered", "alike"
-"""Kinds of findings that the first lines say; the second keeps few inputs from being enough."""
+"""Kinds of findings that the first lines say; the second makes validation inconclusive."""
 
-_LARGE_TABLE, _CORNER = 1000, 0.1
-"""Rows of an embedding from which on ids that span less than this share of them are a sign."""
+_LARGE_TABLE_ROWS = 1000
+_NARROW_SHARE = 0.1
+"""Ids within this share of a large embedding's rows are one language of several, say."""
 
 
 def untested_sizes(specs: Sequence[InputSpec], samples: Sequence[Sample]) -> list[Finding]:
@@ -356,9 +347,7 @@ def untested_sizes(specs: Sequence[InputSpec], samples: Sequence[Sample]) -> lis
 
 
 def few_ids(graph: Graph, samples: Sequence[Sample]) -> list[Finding]:
-    """A finding for each input of ids that all lie in a corner of the table they are looked up in:
-    one language of several, say.
-    """
+    """A finding for each input of ids that span a small part of the table they are looked up in."""
     found = []
     for lookup in graph.lookups:
         node = graph.proto.graph.node[lookup.index]
@@ -368,7 +357,7 @@ def few_ids(graph: Graph, samples: Sequence[Sample]) -> list[Finding]:
         ids = [np.asarray(s.arrays[name]) for s in samples]
         used = np.unique(np.concatenate([a.ravel() for a in ids]))
         low, high = int(used.min()), int(used.max())
-        if rows >= _LARGE_TABLE and high - low < _CORNER * rows:
+        if rows >= _LARGE_TABLE_ROWS and high - low < _NARROW_SHARE * rows:
             message = (
                 f"all {len(samples)} inputs have ids from {low} to {high} of {rows:,} in {name!r}: "
                 "inputs of other languages or kinds are not covered"

@@ -1,4 +1,4 @@
-"""Large arrays piece by piece: what is computed of a gigabyte must not take several."""
+"""Large arrays block by block: what is computed of a gigabyte must not take several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = Mapping[str, NDArray[Any]]
-
 
 BLOCK = 1 << 20
 """Elements at a time: a few megabytes in float64."""

@@ -8,7 +8,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.metrics.decisions import BOX_MATCH, EQUAL, BoxMatch, is_decision, read_box_match
+from bisect_trt.metrics.decisions import (
+    BOX_LAYOUTS,
+    BOX_MATCH,
+    EQUAL,
+    BoxMatch,
+    Slices,
+    is_decision,
+)
 from bisect_trt.metrics.requirements import (
     METRICS,
     WORST,
@@ -26,18 +33,24 @@ DEFAULT_REQUIREMENTS = ("snr_db>=40",)
 SAME = f"{EQUAL}>=1"
 """What integers and truth values are held to where nothing else is asked of them."""
 
-_AT_LEAST = ("cosine", "snr_db", "psnr_db")
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_OUTPUT, _AGGREGATE = r"(?:(?P<output>.+):)?", r"(?:@(?P<aggregate>[\w.]+))?"
-_CONDITION = re.compile(
-    rf"^{_OUTPUT}(?P<metric>[A-Za-z_]\w*){_AGGREGATE}\s*(?P<op><=|>=)\s*(?P<value>{_NUMBER})$"
-)
-_PART = rf"(?P<{{0}}>[ar]tol)\s*=\s*(?P<{{0}}_value>{_NUMBER})"
-_TOLERANCE = re.compile(
-    rf"^{_OUTPUT}{_PART.format('first')}(?:\s*,\s*{_PART.format('second')})?{_AGGREGATE}$"
-)
-_BOXES = re.compile(rf"^{BOX_MATCH}\((?P<arguments>.+)\){_AGGREGATE}\s*>=\s*(?P<value>{_NUMBER})$")
 ALL = "@all"
+
+_LARGER_IS_BETTER = ("cosine", "snr_db", "psnr_db")
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_AGGREGATE = r"(?:@(?P<aggregate>[\w.]+))?"
+_CONDITION = re.compile(
+    rf"^(?:(?P<output>.+):)?(?P<metric>[A-Za-z_]\w*){_AGGREGATE}"
+    rf"\s*(?P<op><=|>=)\s*(?P<value>{_NUMBER})$"
+)
+_BOXES = re.compile(
+    rf"^(?P<metric>{BOX_MATCH}\(.+\)){_AGGREGATE}\s*(?P<op>>=)\s*(?P<value>{_NUMBER})$"
+)
+_TOLERANCE = re.compile(
+    rf"^(?:(?P<output>.+):)?(?P<parts>[ar]tol\s*=\s*{_NUMBER}"
+    rf"(?:\s*,\s*[ar]tol\s*=\s*{_NUMBER})?){_AGGREGATE}$"
+)
+_SLICED = re.compile(r"^(?P<output>.+)\[(?P<part>[-\d:, ]+)\]$")
 
 
 def parse_requirements(
@@ -47,12 +60,10 @@ def parse_requirements(
     collective: Mapping[str, CollectiveMetric] | None = None,
     whole: Collection[str] = (),
 ) -> Requirements:
-    """Read conditions such as ``max_abs<=1e-2``, ``logits:cosine@mean>=0.999``,
-    ``boxes[:,4:]:max_abs<=0.05`` or ``atol=1e-3,rtol=1e-2@p99``.
+    """Read conditions such as ``boxes[:,4:]:cosine@mean>=0.999`` or ``atol=1e-3,rtol=1e-2``.
 
-    Raises:
-        BadInputError: an unknown form, metric, aggregate or output, or a limit that nothing can
-            meet.
+    ``whole`` are the outputs that are not floats. Raises BadInputError for an unknown form, metric,
+    aggregate or output, and for a limit that every plan meets or none.
     """
     singles, of_all = dict(metrics or {}), dict(collective or {})
     own = (*singles, *of_all)
@@ -75,7 +86,9 @@ def parse_requirements(
         items += tuple(_read(f"{n}:{SAME}", own) for n in outputs if n in whole and n not in seen)
     for item in items:
         if item.metric.startswith(BOX_MATCH):
-            singles[item.metric] = _box_match(item, outputs)
+            match = _read_box_match(item)
+            _check_outputs(item.text, match.outputs, outputs)
+            singles[item.metric] = match
     unused = sorted(set(own) - {item.metric for item in items})
     if unused:
         raise BadInputError(
@@ -90,23 +103,8 @@ def parse_requirements(
     return Requirements(items, singles, of_all)
 
 
-def _box_match(item: Requirement, outputs: Sequence[str]) -> BoxMatch:
-    match = read_box_match(item.text, item.metric[len(BOX_MATCH) + 1 : -1])
-    absent = next((name for name in match.outputs if name not in outputs), None)
-    if absent is not None:
-        raise BadInputError(
-            f"--requirement {item.text!r}: the model has no output {absent!r}; it has "
-            f"{', '.join(outputs)}"
-        )
-    return match
-
-
 def check_requirements(texts: Sequence[str], metrics: Sequence[str]) -> None:
-    """Refuse conditions that no model could be asked.
-
-    Raises:
-        BadInputError: names the condition.
-    """
+    """Refuse conditions that no model could be asked."""
     own = [metric.removesuffix(ALL).rpartition(":")[2] for metric in metrics]
     for text in texts:
         _read(text.strip(), own)
@@ -114,100 +112,130 @@ def check_requirements(texts: Sequence[str], metrics: Sequence[str]) -> None:
 
 def _parse(text: str, outputs: Sequence[str], own: Sequence[str]) -> Requirement:
     item = _read(text, own)
-    if item.output is not None and item.output not in outputs:
-        item = _sliced(item)
-    if item.output is not None and item.output not in outputs:
-        raise BadInputError(
-            f"--requirement {text!r}: the model has no output {item.output!r}; it has "
-            f"{', '.join(outputs)}"
-        )
+    if item.output is None:
+        return item
+    sliced = _SLICED.match(item.output)
+    if item.output not in outputs and sliced is not None:
+        # An index keeps its axis, of size 1.
+        entries = [
+            slice(entry, entry + 1 or None) if isinstance(entry, int) else entry
+            for entry in _read_slices(text, sliced["part"])
+        ]
+        part = tuple((entry.start, entry.stop, entry.step) for entry in entries)
+        item = replace(item, output=sliced["output"], part=part)
+    _check_outputs(text, [item.output or ""], outputs)
     return item
 
 
-_SLICE = re.compile(r"^(?P<output>.+)\[(?P<part>[-\d:, ]+)\]$")
-_ENTRY = re.compile(r"^(-?\d+)?(?:(:)(-?\d+)?(?::(-?\d+)?)?)?$")
+def _check_outputs(text: str, named: Sequence[str], outputs: Sequence[str]) -> None:
+    absent = next((name for name in named if name not in outputs), None)
+    if absent is not None:
+        raise BadInputError(
+            f"--requirement {text!r}: the model has no output {absent!r}; it has "
+            f"{', '.join(outputs)}"
+        )
 
 
-def _sliced(item: Requirement) -> Requirement:
-    """``item`` with the slice that its output's name ends with, if there is one.
-
-    Raises:
-        BadInputError: it is no slice.
-    """
-    found = _SLICE.match(item.output or "")
-    if found is None:
-        return item
-    part: list[tuple[int | None, int | None, int | None]] = []
-    for text in found["part"].split(","):
-        entry = _ENTRY.match(text.strip())
-        if entry is None or not text.strip() or entry[4] == "0":
+def _read_slices(text: str, part: str) -> Slices:
+    """What stands between the brackets of ``output[:,4:]``."""
+    found: list[slice | int] = []
+    for entry in part.split(","):
+        numbers = entry.strip().split(":")
+        try:
+            bounds = [int(number) if number else None for number in numbers]
+        except ValueError:
+            bounds = []
+        if not 1 <= len(bounds) <= 3 or bounds == [None] or bounds[2:] == [0]:
             raise BadInputError(
-                f"--requirement {item.text!r}: {text.strip()!r} is no index or slice; write one an "
+                f"--requirement {text!r}: {entry.strip()!r} is no index or slice; write one an "
                 "axis, such as [:,4:] or [0,:,2]"
             )
-        first, colon, end, step = entry.groups()
-        if colon:
-            begin, stop, stride = (int(n) if n else None for n in (first, end, step))
-            part.append((begin, stop, stride))
-        else:  # the axis stays, of size 1
-            part.append((int(first), int(first) + 1 or None, None))
-    return replace(item, output=found["output"], part=tuple(part))
+        first = bounds[0]
+        found.append(slice(*bounds) if len(bounds) > 1 or first is None else first)
+    return tuple(found)
+
+
+def _read_box_match(item: Requirement) -> BoxMatch:
+    """What stands between the parentheses of ``box_match(boxes,scores[,classes],iou=0.5)``."""
+    parts: list[tuple[str, Slices]] = []
+    options = {"iou": "0.5", "layout": "xyxy"}
+    for entry in re.split(r",(?![^\[]*\])", item.metric[len(BOX_MATCH) + 1 : -1]):
+        name, equals, value = entry.strip().partition("=")
+        sliced = _SLICED.match(entry.strip())
+        if equals and name in options:
+            options[name] = value.strip()
+        elif sliced is not None:
+            parts.append((sliced["output"], _read_slices(item.text, sliced["part"])))
+        else:
+            parts.append((entry.strip(), ()))
+    where, layout = f"--requirement {item.text!r}", options["layout"]
+    try:
+        iou = float(options["iou"])
+    except ValueError:
+        iou = 0.0
+    if not 0.0 < iou <= 1.0:
+        raise BadInputError(f"{where}: iou is a number above 0 and at most 1")
+    if layout not in BOX_LAYOUTS:
+        raise BadInputError(
+            f"{where}: unknown layout {layout!r}; known are {', '.join(BOX_LAYOUTS)}"
+        )
+    if len(parts) not in (2, 3):
+        raise BadInputError(
+            f"{where}: give the outputs of boxes and scores, and of classes if there are any: "
+            f"{BOX_MATCH}(boxes,scores,classes,iou=0.5,layout=xyxy)>=0.99"
+        )
+    return BoxMatch(parts[0], parts[1], parts[2] if len(parts) > 2 else None, iou, layout)
 
 
 def _read(text: str, own: Sequence[str]) -> Requirement:
+    """One condition, refused where no model could be asked it."""
+    where = f"--requirement {text!r}"
     tolerance = _TOLERANCE.match(text)
-    condition = _CONDITION.match(text)
-    boxes = _BOXES.match(text)
-    if boxes is not None:
-        read_box_match(text, boxes["arguments"])  # refused here, whatever the model is
-        match = f"{BOX_MATCH}({boxes['arguments']})"
-        aggregate = boxes["aggregate"] or WORST
-        item = Requirement(text, match, float(boxes["value"]), True, aggregate=aggregate)
-        _check_metric(item, own)
-    elif tolerance is not None:
+    condition = _BOXES.match(text) or _CONDITION.match(text)
+    if tolerance is not None:
         item = _tolerance(text, tolerance)
     elif condition is not None:
+        named = condition.groupdict()
         item = Requirement(
             text,
-            condition["metric"],
-            float(condition["value"]),
-            at_least=condition["op"] == ">=",
-            output=condition["output"],
-            aggregate=condition["aggregate"] or WORST,
-            own=condition["metric"] in own,
+            named["metric"],
+            float(named["value"]),
+            at_least=named["op"] == ">=",
+            output=named.get("output"),
+            aggregate=named["aggregate"] or WORST,
+            own=named["metric"] in own,
         )
         _check_metric(item, own)
     else:
         metric = text.rpartition(":")[2].partition("@")[0]
-        named = metric in (*METRICS, *own) or is_decision(metric)
-        if named and not set(metric) & set("<>="):
+        if (metric in (*METRICS, *own) or is_decision(metric)) and not set(metric) & set("<>="):
             raise BadInputError(
-                f"--requirement {text!r}: has no bound; quote it, for the shell takes < and > for "
-                f"itself: --requirement '{text}>=0.99'"
+                f"{where}: has no bound; quote it, for the shell takes < and > for itself: "
+                f"--requirement '{text}>=0.99'"
             )
         raise BadInputError(
-            f"--requirement {text!r}: not understood; write METRIC<=VALUE, OUTPUT:METRIC>=VALUE, "
+            f"{where}: not understood; write METRIC<=VALUE, OUTPUT:METRIC>=VALUE, "
             "METRIC@mean<=VALUE, atol=A,rtol=R (atol=A,rtol=R@p95) or "
             f"{BOX_MATCH}(BOXES,SCORES)>=VALUE"
         )
     if not (math.isfinite(item.limit) and math.isfinite(item.relative)):
-        raise BadInputError(f"--requirement {text!r}: its number is too large for any; mend it")
+        raise BadInputError(f"{where}: its number is too large for any; mend it")
     if not is_aggregate(item.aggregate):
+        hint = "; a metric of all inputs is marked where it is named, --metric MODULE:FUNCTION@all"
         raise BadInputError(
-            f"--requirement {text!r}: unknown aggregate @{item.aggregate}; write @worst, @mean, "
-            "@median or a percentile such as @p95"
-            + "; a metric of all inputs is marked where it is named, --metric MODULE:FUNCTION@all"
-            * (item.aggregate == "all")
+            f"{where}: unknown aggregate @{item.aggregate}; write @worst, @mean, @median or a "
+            f"percentile such as @p95{hint if item.aggregate == 'all' else ''}"
         )
     return item
 
 
 def _tolerance(text: str, found: re.Match[str]) -> Requirement:
-    parts = {found["first"]: float(found["first_value"])}
-    if found["second"] == found["first"]:
-        raise BadInputError(f"--requirement {text!r}: {found['first']} is there twice")
-    if found["second"] is not None:
-        parts[found["second"]] = float(found["second_value"])
+    parts: dict[str, float] = {}
+    for part in found["parts"].split(","):
+        name, _, value = part.partition("=")
+        if name.strip() in parts:
+            raise BadInputError(f"--requirement {text!r}: {name.strip()} is there twice")
+        parts[name.strip()] = float(value)
     absolute, relative = parts.get("atol", 0.0), parts.get("rtol", 0.0)
     if absolute < 0 or relative < 0 or absolute + relative == 0:
         raise BadInputError(f"--requirement {text!r}: tolerances must be positive")
@@ -222,46 +250,41 @@ def _tolerance(text: str, found: re.Match[str]) -> Requirement:
 
 
 def _check_metric(item: Requirement, own: Sequence[str]) -> None:
-    decides = is_decision(item.metric)
-    if item.metric in own:
+    """Refuse an unknown metric, and a bound that every plan meets or none."""
+    if item.own:
         return
+    where, decides = f"--requirement {item.text!r}", is_decision(item.metric)
     if item.metric not in METRICS and not decides:
         known = (*METRICS, "top1", "top5", "argmax", EQUAL, "mask_iou", BOX_MATCH, *own)
         raise BadInputError(
-            f"--requirement {item.text!r}: unknown metric {item.metric!r}; known are "
-            f"{', '.join(known)}, and those that --metric MODULE:FUNCTION names"
+            f"{where}: unknown metric {item.metric!r}; known are {', '.join(known)}, and those "
+            "that --metric MODULE:FUNCTION names"
         )
-    larger = decides or item.metric in _AT_LEAST
+    if item.metric.startswith(BOX_MATCH):
+        _read_box_match(item)
+    larger = decides or item.metric in _LARGER_IS_BETTER
     if item.at_least != larger:
         right = ">=" if larger else "<="
-        raise BadInputError(f"--requirement {item.text!r}: {item.metric} is bounded with {right}")
+        raise BadInputError(f"{where}: {item.metric} is bounded with {right}")
     if item.limit > 1.0 and (decides or item.metric == "cosine"):
-        what = "a share" if decides else "a cosine"
-        raise BadInputError(f"--requirement {item.text!r}: {what} is at most 1")
+        raise BadInputError(f"{where}: {'a share' if decides else 'a cosine'} is at most 1")
     least = 0.0 if decides else -1.0 if item.metric == "cosine" else -math.inf
     if item.limit <= least:
-        raise BadInputError(
-            f"--requirement {item.text!r}: every plan meets it, {item.metric} is {least:g} or more"
-        )
+        raise BadInputError(f"{where}: every plan meets it, {item.metric} is {least:g} or more")
     if not larger and item.limit < 0.0:
-        raise BadInputError(f"--requirement {item.text!r}: an error is never negative")
+        raise BadInputError(f"{where}: an error is never negative")
 
 
 def load_metrics(
     metrics: Sequence[str | Callable[..., float]],
 ) -> tuple[dict[str, UserMetric], dict[str, UserMetric]]:
-    """The user's metrics for one input, and those for all inputs at once (``@all``), by name: that
-    of the function.
-
-    Raises:
-        BadInputError: names what cannot be imported, or is no function.
-    """
+    """The user's metrics for one input, and those for all at once (``@all``), by function name."""
     singles: dict[str, UserMetric] = {}
     of_all: dict[str, UserMetric] = {}
     for metric in metrics:
-        told_all = isinstance(metric, str) and metric.endswith(ALL)
+        sees_all = isinstance(metric, str) and metric.endswith(ALL)
         found = UserMetric(metric.removesuffix(ALL) if isinstance(metric, str) else metric)
         if found.name in singles or found.name in of_all:
             raise BadInputError(f"--metric {found.name}: two metrics have this name; rename one")
-        (of_all if told_all else singles)[found.name] = found
+        (of_all if sees_all else singles)[found.name] = found
     return singles, of_all

@@ -1,8 +1,6 @@
-"""Rounding of arrays to FP16, BF16 and TF32, the way the hardware rounds: to nearest, overflow to
-infinity.
+"""Rounds arrays to FP16, BF16 and TF32 as the hardware does: to nearest, overflow to infinity.
 
-These are the offline twins of the nodes that the emulated graph rounds with; the tests hold both to
-the same bits.
+The emulated graph rounds with nodes of its own; the tests hold both to the same bits.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ Float32Array = NDArray[np.float32]
 
 TF32_SPLITTER = np.float32(2.0**13 + 1.0)
 """Veltkamp's constant that leaves 24 - 13 = 11 significant bits, TF32's 10 explicit ones (Dekker
-1971, section 5).
-"""
+1971, section 5)."""
 
 STORAGE_DTYPE = {Precision.FP16: np.dtype(np.float16), Precision.BF16: np.dtype(ml_dtypes.bfloat16)}
 INFINITE_FROM = {Precision.FP16: 65520.0}

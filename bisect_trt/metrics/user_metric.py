@@ -1,6 +1,4 @@
-"""A metric of the user's, called so that it can harm nothing, and held to its contract: a number,
-the same for the same outputs, from arrays that it leaves as they are.
-"""
+"""A metric of the user's, held to its contract: a number, the same for the same outputs."""
 
 from __future__ import annotations
 
@@ -12,34 +10,23 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.base.user_code import (
-    load_function,
-    read_by_imports,
-    source_digest,
-    users_code,
-    watched_reads,
-)
+from bisect_trt.base.user_code import load_function, source_digest, users_code
 
 _CHECKED_CALLS = 2
-"""So many calls are made twice, and the arrays looked at before and after."""
+"""The first calls are made twice, and the arrays compared before and after."""
 
 
 class UserMetric:
     """``metric(reference, candidate)``, two mappings of output name to array, or two sequences of
-    such mappings.
-
-    ``digest`` is what its answers are known by, beside ``reads``: the files that it has read so
-    far, by path, with the digest of each.
+    such mappings. ``digest`` is what its answers are known by.
     """
 
     def __init__(self, metric: str | Callable[[Any, Any], float]) -> None:
         function = load_function(metric, "--metric") if isinstance(metric, str) else metric
-        # Its module may have been imported before, by another option that names it.
-        self.reads = dict(read_by_imports) if isinstance(metric, str) else {}
         self._function = function
         self.name = metric.rpartition(":")[2] if isinstance(metric, str) else _name_of(function)
         with users_code(f"--metric {self.name}"):
-            self.digest = source_digest(function)
+            self.digest = source_digest(function, metric if isinstance(metric, str) else "")
         self._left = _CHECKED_CALLS
 
     def __call__(self, reference: Any, candidate: Any) -> float:
@@ -68,7 +55,7 @@ class UserMetric:
         return value
 
     def _called(self, reference: Any, candidate: Any) -> float:
-        with users_code(f"--metric {self.name}"), watched_reads(self.reads):
+        with users_code(f"--metric {self.name}"):
             try:
                 given = self._function(_read_only(reference), _read_only(candidate))
                 if given is None or isinstance(given, str | bytes):
@@ -108,19 +95,11 @@ def _read_only(arrays: Any) -> Any:
     return view
 
 
-def _fingerprint(arrays: Any) -> str:
-    found = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, Mapping):
-            for name in value:
-                found.update(str(name).encode(errors="replace"))
-                add(value[name])
-        elif isinstance(value, Sequence):
-            for entry in value:
-                add(entry)
-        else:
-            found.update(np.ascontiguousarray(value).tobytes())
-
-    add(arrays)
-    return found.hexdigest()
+def _fingerprint(arrays: Any) -> bytes:
+    if isinstance(arrays, Mapping):
+        parts = [str(n).encode(errors="replace") + _fingerprint(a) for n, a in arrays.items()]
+    elif isinstance(arrays, Sequence):
+        parts = [_fingerprint(value) for value in arrays]
+    else:
+        parts = [np.ascontiguousarray(arrays).tobytes()]
+    return hashlib.sha256(b"".join(parts)).digest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,63 +19,63 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.arrays import flat, slices
 from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL, STEPS, rounded
 from bisect_trt.model.graph import Graph, as_graph
-from bisect_trt.model.inputs import InputSpec, dynamic_axes, input_specs
+from bisect_trt.model.inputs import dynamic_axes, input_specs
 from bisect_trt.model.layers import Kind
-from bisect_trt.model.precision_rules import MATRIX_INPUTS, QUANTISES, is_standard
+from bisect_trt.model.precision_rules import MATRIX_INPUTS, QUANTISES, RANDOM, is_standard
 from bisect_trt.model.tensor_types import UNKNOWN, every_node, subgraphs
 from bisect_trt.model.tensor_values import let_go
 
-_MANY = 0.1
-"""From this share of the float nodes on the first line has to say it."""
+_WEIGHTY_SHARE = 0.1
+"""Of the float nodes: from this share on the first line has to say it."""
 
-_MUCH = 0.5
-"""Of the nodes: in one body."""
+_COARSE_SHARE = 0.5
+"""Of all nodes in one body: from this share on the answer is coarse."""
 
 _SHOWN = 4
-_LOW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_RANDOM = frozenset(
-    {
-        "Bernoulli",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
-)
+_REDUCED = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _LINEAR = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 
 
 def cautions(graph: Graph) -> list[Finding]:
-    """A finding each for custom operators, layers that the source reduces, quantisation, and bodies
-    that are a large part of the network.
-    """
-    nodes = graph.proto.graph.node
-    scope = graph.types
+    """What a run of the model cannot judge, or judges coarsely."""
+    return [
+        *_never_reduced(graph),
+        *_of_types(graph),
+        *_random(graph),
+        *_of_quantisation(graph),
+        *_whole_bodies(graph),
+        *_defaults(graph),
+    ]
+
+
+def _never_reduced(graph: Graph) -> Iterator[Finding]:
+    """Custom operators, and nodes that the source reduces already."""
+    nodes, scope = graph.proto.graph.node, graph.types
     custom = Counter(f"{n.domain}.{n.op_type}" for n in nodes if not is_standard(n))
     reduced = sum(
-        is_standard(n) and any(scope.type_of(o) in _LOW for o in n.output if o) for n in nodes
+        is_standard(n) and any(scope.type_of(o) in _REDUCED for o in n.output if o) for n in nodes
     )
-    layers = sum(
-        graph.role(index, Precision.FP16).kind is Kind.LAYER for index in range(len(nodes))
-    )
-    every = layers + sum(custom.values()) + reduced
-    found = []
+    count = sum(custom.values())
+    layers = sum(graph.role(i, Precision.FP16).kind is Kind.LAYER for i in range(len(nodes)))
+    every = layers + count + reduced
     if custom:
-        count = sum(custom.values())
         named = some_of([f"{name} ({n})" for name, n in custom.most_common()], _SHOWN)
         message = (
             f"{count} of {every} nodes are of operators that are never reduced: {named}; "
             "they run in FP32 under every plan here, and an engine may run them otherwise"
         )
-        found.append(Finding("custom-operators", "", message, count >= _MANY * every))
+        yield Finding("custom-operators", "", message, count >= _WEIGHTY_SHARE * every)
     if reduced:
         message = (
             f"{reduced} of {every} nodes already run in FP16 or BF16 in the source: the reference "
             "computes them without most of their roundings, so that nothing tells what these do, "
             "and no pin undoes them; give the FP32 model that it was made from"
         )
-        found.append(Finding("already-reduced", "", message, reduced >= _MANY * every))
+        yield Finding("already-reduced", "", message, reduced >= _WEIGHTY_SHARE * every)
+
+
+def _of_types(graph: Graph) -> Iterator[Finding]:
+    """Nodes that compute in double precision, and those that quantise."""
     double = doubles(graph)
     if double:
         message = (
@@ -83,18 +83,16 @@ def cautions(graph: Graph) -> list[Finding]:
             "which TensorRT does in FP32: the reference and every emulated plan keep to double, so "
             "what that costs is seen on an engine alone; cast to float in the model"
         )
-        found.append(Finding("double-precision", "", message, True))
-    quantised = sum(n.op_type in QUANTISES for n in nodes)
+        yield Finding("double-precision", "", message, True)
+    quantised = sum(n.op_type in QUANTISES for n in graph.proto.graph.node)
     if quantised:
+        s = "s" if quantised == 1 else ""
         message = (
-            f"{counted(quantised, 'node')} quantise{'s' if quantised == 1 else ''} or "
-            f"dequantise{'s' if quantised == 1 else ''}: the errors of quantisation are in the "
-            "reference too, only what is reduced beside it is judged, and a last bit that differs "
-            "becomes a whole step"
+            f"{counted(quantised, 'node')} quantise{s} or dequantise{s}: the errors of "
+            "quantisation are in the reference too, only what is reduced beside it is judged, and "
+            "a last bit that differs becomes a whole step"
         )
-        found.append(Finding("quantised", "", message, True))
-    of_nodes = (*_random(graph), *_of_quantisation(graph), *_whole_bodies(graph))
-    return [*found, *of_nodes, *_defaults(graph)]
+        yield Finding("quantised", "", message, True)
 
 
 def doubles(graph: Graph) -> int:
@@ -112,9 +110,7 @@ def doubles(graph: Graph) -> int:
 
 
 def _defaults(graph: Graph) -> Iterator[Finding]:
-    """Inputs that a caller may leave out. Before version 4 of the format every weight was listed
-    as one.
-    """
+    """Inputs that a caller may leave out; before version 4 of the format every weight is one."""
     weights = {tensor.name for tensor in graph.proto.graph.initializer}
     names = [i.name for i in graph.proto.graph.input if i.name in weights]
     if names and graph.proto.ir_version >= 4:
@@ -132,7 +128,7 @@ def _random(graph: Graph) -> Iterator[Finding]:
     copying = [
         name
         for node, name in zip(graph.proto.graph.node, graph.names, strict=True)
-        if any(n.op_type in _RANDOM or _is_training(graph, n) for n in every_node([node]))
+        if any(n.op_type in RANDOM or _is_training(graph, n) for n in every_node([node]))
     ]
     if copying:
         message = (
@@ -143,9 +139,7 @@ def _random(graph: Graph) -> Iterator[Finding]:
 
 
 def _is_training(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether it is a Dropout that drops: since opset 12 its third input says so, and its second
-    how much.
-    """
+    """Whether it is a Dropout that drops: its third input says so, and its second how much."""
     if node.op_type != "Dropout" or len(node.input) < 3:
         return False
     share, mode = (graph.constants.get(name) for name in node.input[1:3])
@@ -153,69 +147,48 @@ def _is_training(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def _whole_bodies(graph: Graph) -> Iterator[Finding]:
-    """A body of control flow is reduced or pinned as a whole: where much of the network is in one
-    the answer is coarse.
-    """
+    """Bodies of control flow, reduced or pinned as a whole, that hold much of the network."""
     nodes = graph.proto.graph.node
-    inside = {
-        name: max((_count(body) for _, body in subgraphs(node)), default=0)
-        for node, name in zip(nodes, graph.names, strict=True)
-    }
-    every = len(nodes) + sum(inside.values())
-    for index, (name, count) in enumerate(inside.items()):
-        node = nodes[index]
+    inside = [max((_count(b) for _, b in subgraphs(node)), default=0) for node in nodes]
+    every = len(nodes) + sum(inside)
+    for index, (node, name) in enumerate(zip(nodes, graph.names, strict=True)):
         is_layer = graph.role(index, Precision.FP16).kind is Kind.LAYER
-        if is_layer and count >= _MUCH * every:
+        if is_layer and inside[index] >= _COARSE_SHARE * every:
+            article = "an" if node.op_type[0] in "AEIOU" else "a"
             message = (
-                f"layer {name!r} holds {count} of {every} nodes that run: {_an(node.op_type)} "
-                "is reduced or pinned as a whole; where its condition or count is always the same, "
-                "make that a constant and fold it, and its layers are told apart"
+                f"layer {name!r} holds {inside[index]} of {every} nodes that run: {article} "
+                f"{node.op_type} is reduced or pinned as a whole; where its condition or count is "
+                "always the same, make that a constant and fold it, and its layers are told apart"
             )
             yield Finding("control-flow", name, message, True)
 
 
-def _an(op_type: str) -> str:
-    return f"{'an' if op_type[0] in 'AEIOU' else 'a'} {op_type}"
-
-
 def _count(body: onnx.GraphProto) -> int:
-    """The nodes of ``body``, those of its own bodies too."""
-    return len(body.node) + sum(_count(b) for node in body.node for _, b in subgraphs(node))
+    return sum(1 for _ in every_node(body.node))
 
 
-def _of_quantisation(graph: Graph) -> list[Finding]:
-    """What engines refuse in a quantised model: UINT8, zero points other than 0, and, on TensorRT
-    for RTX, INT8 convolutions (measured with 1.6.1.120, building without a GPU).
-    """
-    unsigned, shifted = list[str](), list[str]()
-    eights = (TensorProto.INT8, TensorProto.UINT8)
+def _of_quantisation(graph: Graph) -> Iterator[Finding]:
+    """What engines refuse in a quantised model; INT8 convolutions were tried on 1.6.1.120."""
+    unsigned, shifted, convolutions = list[str](), list[str](), list[str]()
     dequantised = set[str]()
     for node, name in zip(graph.proto.graph.node, graph.names, strict=True):
+        if node.op_type in ("Conv", "ConvTranspose") and dequantised.issuperset(node.input[:2]):
+            convolutions.append(name)
         if node.op_type not in _LINEAR:
             continue
         low = node.output[0] if node.op_type == "QuantizeLinear" else node.input[0]
         kind = graph.types.type_of(low)
         if kind == TensorProto.UINT8 or node.op_type == "DynamicQuantizeLinear":
             unsigned.append(name)
-        if node.op_type == "DequantizeLinear" and kind in eights:
+        if node.op_type == "DequantizeLinear" and kind in (TensorProto.INT8, TensorProto.UINT8):
             dequantised.add(node.output[0])
         zero = graph.constants.get(node.input[2]) if len(node.input) > 2 else None
         if zero is not None and np.any(zero.astype(np.float32) != 0.0):
             shifted.append(name)
-    convolutions = [
-        name
-        for node, name in zip(graph.proto.graph.node, graph.names, strict=True)
-        if node.op_type in ("Conv", "ConvTranspose") and dequantised.issuperset(node.input[:2])
-    ]
-    return [
-        *refused("uint8", unsigned, "UINT8, which TensorRT refuses: quantise to INT8"),
-        *refused("zero-point", shifted, "zero points other than 0, which TensorRT refuses"),
-        *refused(
-            "int8-convolution",
-            convolutions,
-            "INT8 convolutions, which TensorRT for RTX does not build (FP8 on newer GPUs does)",
-        ),
-    ]
+    yield from refused("uint8", unsigned, "UINT8, which TensorRT refuses: quantise to INT8")
+    yield from refused("zero-point", shifted, "zero points other than 0, which TensorRT refuses")
+    what = "INT8 convolutions, which TensorRT for RTX does not build (FP8 on newer GPUs does)"
+    yield from refused("int8-convolution", convolutions, what)
 
 
 def refused(kind: str, names: Sequence[str], what: str) -> Iterator[Finding]:
@@ -226,7 +199,11 @@ def refused(kind: str, names: Sequence[str], what: str) -> Iterator[Finding]:
 
 def open_sizes(graph: Graph) -> list[Finding]:
     """What is said of dynamic axes where no inputs are given."""
-    axes = [f"{name} of input {spec.name!r}" for spec, _, name in dynamic_axes(_specs(graph))]
+    try:
+        specs = input_specs(graph.proto)
+    except BadInputError:  # a run refuses the model
+        return []
+    axes = [f"{name} of input {spec.name!r}" for spec, _, name in dynamic_axes(specs)]
     if not axes:
         return []
     message = (
@@ -236,103 +213,81 @@ def open_sizes(graph: Graph) -> list[Finding]:
     return [Finding("open-size", axes[0], message)]
 
 
-def _specs(graph: Graph) -> list[InputSpec]:
-    """What the model takes; nothing of one that a run refuses."""
-    try:
-        return input_specs(graph.proto)
-    except BadInputError:
-        return []
-
-
 def refuse_unsupported(graph: Graph, name: str) -> None:
-    """Nothing, where the model can be compared.
+    """Refuse a model that cannot be compared.
 
     Raises:
         BadInputError: names an output that is no tensor, or of a type that is not compared; a
             constant that is stored sparsely; a normalisation that learns.
     """
-    _refuse_incomparable(graph, name)
-    _refuse_sparse(graph, name)
-    _refuse_training(graph, name)
+    for found in _reasons_to_refuse(graph):
+        raise BadInputError(f"{name}: {found}")
 
 
 def refusals(graph: Graph, name: str) -> list[Finding]:
     """What :func:`refuse_unsupported` would say, for whoever only looks."""
-    found = []
-    for check in (_refuse_incomparable, _refuse_sparse, _refuse_training):
-        try:
-            check(graph, name)
-        except BadInputError as error:
-            found.append(Finding("refused", "", f"a run refuses this model: {error}", True))
-    return found
+    return [
+        Finding("refused", "", f"a run refuses this model: {name}: {found}", True)
+        for found in _reasons_to_refuse(graph)
+    ]
 
 
-def _refuse_sparse(graph: Graph, name: str) -> None:
+def _reasons_to_refuse(graph: Graph) -> Iterator[str]:
+    """The first of each kind."""
+    kinds: tuple[Callable[[Graph], Iterator[str]], ...] = (_incomparable, _sparse, _learning)
+    for kind in kinds:
+        for sentence in kind(graph):
+            yield sentence
+            break
+
+
+def _sparse(graph: Graph) -> Iterator[str]:
     for sparse in graph.proto.graph.sparse_initializer:
-        raise BadInputError(
-            f"{name}: sparse initialiser {sparse.values.name!r} cannot be emulated; store it as a "
-            "dense tensor"
+        yield (
+            f"sparse initialiser {sparse.values.name!r} cannot be emulated; store it as a dense "
+            "tensor"
         )
 
 
-def _refuse_training(graph: Graph, name: str) -> None:
-    """Nothing, where no normalisation learns from what it is given: its numbers would depend on
-    what was run before, and engines do not take it.
-
-    Raises:
-        BadInputError: names the node.
-    """
+def _learning(graph: Graph) -> Iterator[str]:
+    """Normalisations whose numbers depend on what was run before; engines do not take them."""
     for node, layer in zip(graph.proto.graph.node, graph.names, strict=True):
         for inner in every_node([node]):
-            learns = inner.op_type == "BatchNormalization" and any(
-                a.name == "training_mode" and a.i for a in inner.attribute
-            )
-            if learns:
-                raise BadInputError(
-                    f"{name}: layer {layer!r} holds a BatchNormalization in training mode, whose "
+            training = any(a.name == "training_mode" and a.i for a in inner.attribute)
+            if inner.op_type == "BatchNormalization" and training:
+                yield (
+                    f"layer {layer!r} holds a BatchNormalization in training mode, whose "
                     "statistics change at every run; export the model for inference (model.eval())"
                 )
 
 
-def _refuse_incomparable(graph: Graph, name: str) -> None:
-    """Nothing, where numbers can be told of every output.
-
-    Raises:
-        BadInputError: names an output that is no tensor, or of a type that is not compared.
-    """
+def _incomparable(graph: Graph) -> Iterator[str]:
+    """Outputs of which no numbers can be told."""
     for output in graph.proto.graph.output:
         if not output.type.HasField("tensor_type"):
-            raise BadInputError(
-                f"{name}: output {output.name!r} is no tensor; sequences cannot be compared"
-            )
+            yield f"output {output.name!r} is no tensor; sequences cannot be compared"
+            continue
         held = graph.types.type_of(output.name)
         if held == TensorProto.STRING:
-            raise BadInputError(
-                f"{name}: output {output.name!r} is text, which engines do not have and no metric "
+            yield (
+                f"output {output.name!r} is text, which engines do not have and no metric "
                 "compares: cut the model before it"
             )
-        if not _has_numbers(held):
-            called = helper.tensor_dtype_to_string(held).rpartition(".")[2].lower()
-            raise BadInputError(
-                f"{name}: output {output.name!r} is {called}, of which ONNX Runtime gives no "
-                "numbers: make an FP32 output of it (a Cast behind it, or what is before its Cast)"
-            )
-
-
-def _has_numbers(held: int) -> bool:
-    """Whether ONNX Runtime gives NumPy's numbers of such a tensor: bfloat16 it gives not at all,
-    and of eight bits and fewer their codes.
-    """
-    if held == UNKNOWN:
-        return True
-    dtype = helper.tensor_dtype_to_np_dtype(held)
-    return dtype.isbuiltin == 1 and dtype.kind in "fiub"
+        elif held != UNKNOWN:
+            # ONNX Runtime gives no bfloat16, and of eight bits and fewer the codes.
+            dtype = helper.tensor_dtype_to_np_dtype(held)
+            if dtype.isbuiltin != 1 or dtype.kind not in "fiub":
+                called = helper.tensor_dtype_to_string(held).rpartition(".")[2].lower()
+                yield (
+                    f"output {output.name!r} is {called}, of which ONNX Runtime gives no numbers: "
+                    "make an FP32 output of it (a Cast behind it, or what is before its Cast)"
+                )
 
 
 LOST = 1e-2
 """Error of a constant over its RMS from which on it counts as lost: 32 times FP16's usual one."""
 
-_BLOCK = 1 << 16
+_BLOCK_ELEMENTS = 1 << 16
 
 _ADDS = frozenset({"Add", "Max", "Clip"})
 """A small number in these keeps something from being zero."""
@@ -349,8 +304,10 @@ _VARIANCE = ("BatchNormalization", 4)
 
 @dataclass(frozen=True)
 class LostConstant:
-    """The constant ``name`` of ``layer``: its largest magnitude, the share of its significant bits
-    that rounding takes (1 where it becomes zero), and its ``role`` there in words.
+    """The constant ``name`` of ``layer``, and what rounding takes of it.
+
+    ``largest`` is its largest magnitude, ``bits_lost`` the share of its significant bits that is
+    lost (1 where it becomes zero), ``role`` what it is to the layer, in words.
     """
 
     layer: str
@@ -363,17 +320,18 @@ class LostConstant:
 
     def words(self, precision: Precision) -> str:
         """What becomes of it, such as "epsilon 1e-12 of /Clip becomes 0 in FP16"."""
-        low, whose, many = precision.value.upper(), "its", False
-        called = "epsilon" if self.op in _ADDS else f"constant {self.name!r}"
-        what = f"{called} {self.largest:.3g} of {self.layer}"
-        if not self.scalar:
-            many = self.op in MATRIX_INPUTS
-            kind, whose = ("weights", "their") if many else (self.role, "its")
+        low = precision.value.upper()
+        many = not self.scalar and self.op in MATRIX_INPUTS
+        if self.scalar:
+            called = "epsilon" if self.op in _ADDS else f"constant {self.name!r}"
+            what = f"{called} {self.largest:.3g} of {self.layer}"
+        else:
+            kind = "weights" if many else self.role
             what = f"{kind} of {self.layer} (largest {self.largest:.3g})"
+        become, lose, whose = ("become", "lose", "their") if many else ("becomes", "loses", "its")
         if self.bits_lost >= 1.0:
-            return f"{what} {'become' if many else 'becomes'} 0 in {low}"
-        verb = "lose" if many else "loses"
-        return f"{what} {verb} {self.bits_lost:.0%} of {whose} bits in {low}"
+            return f"{what} {become} 0 in {low}"
+        return f"{what} {lose} {self.bits_lost:.0%} of {whose} bits in {low}"
 
 
 def lost_constants(graph: Graph, precision: Precision) -> dict[str, LostConstant]:
@@ -388,19 +346,14 @@ def lost_constants(graph: Graph, precision: Precision) -> dict[str, LostConstant
     for name in (n for n in graph.float_constants if n in readers):
         array = graph.float_constants[name]
         of_all = _lost(array, precision) if array.size else None
-        for layer_name, op, slot in readers[name]:
-            told = of_all
-            if told is None and (op, slot) == _VARIANCE:
-                told = _lost_variance(array, _epsilon(graph, layer_name), precision)
-            if told is None:
+        for reader, op, slot in readers[name]:
+            lost = of_all
+            if lost is None and (op, slot) == _VARIANCE:
+                lost = _lost_variance(array, _epsilon(graph, reader), precision)
+            if lost is None or (reader in found and lost[1] <= found[reader].bits_lost):
                 continue
-            largest, bits = told
-            before = found.get(layer_name)
-            if before is None or bits > before.bits_lost:
-                role = _ROLES.get((op, slot), f"constant {name!r}")
-                found[layer_name] = LostConstant(
-                    layer_name, op, name, largest, array.size == 1, bits, role
-                )
+            role = _ROLES.get((op, slot), f"constant {name!r}")
+            found[reader] = LostConstant(reader, op, name, lost[0], array.size == 1, lost[1], role)
     return found
 
 
@@ -412,7 +365,7 @@ def _epsilon(graph: Graph, layer: str) -> float:
 def _lost_variance(
     array: NDArray[np.float32], epsilon: float, precision: Precision
 ) -> tuple[float, float] | None:
-    """As :func:`_lost`, of the channels whose variance is lost: each divides alone."""
+    """As :func:`_lost`, of the channels whose variance is lost."""
     values = flat(array).astype(np.float64)
     small = (values > 0.0) & (values <= SMALLEST_SUBNORMAL[precision] / LOST)
     values = values[small]
@@ -422,26 +375,16 @@ def _lost_variance(
 
 
 def _lost(array: NDArray[np.float32], precision: Precision) -> tuple[float, float] | None:
-    """The largest magnitude and the share of bits that are lost; None for a constant that keeps
-    most of them.
-    """
-    squares, largest, off = 0.0, 0.0, 0.0
-    values = flat(array)
+    """The largest magnitude and the share of bits that is lost; None where most are kept."""
+    largest = max(map(abs, _ends(array)))
+    squares = _sum_of_squares(block.astype(np.float64) for block in _finite_blocks(array))
     # Rounding moves a small value by half of the smallest step at most.
     small = SMALLEST_SUBNORMAL[precision] / LOST
-    for part in slices(values.size, _BLOCK):
-        block = values[part].astype(np.float64)
-        block = block[np.isfinite(block)]
-        squares += float(np.dot(block, block))
-        largest = max(largest, float(np.abs(block).max(initial=0.0)))
-    let_go(array)
-    if not 0.0 < math.sqrt(squares / values.size) <= small:
+    if not 0.0 < math.sqrt(squares / array.size) <= small:
         return None
-    for part in slices(values.size, _BLOCK):
-        block = values[part][np.isfinite(values[part])]
-        away = rounded(block, precision).astype(np.float64) - block
-        off += float(np.dot(away, away))
-    let_go(array)
+    off = _sum_of_squares(
+        rounded(block, precision).astype(np.float64) - block for block in _finite_blocks(array)
+    )
     error = math.sqrt(off / squares)
     if error < LOST:
         return None
@@ -449,19 +392,37 @@ def _lost(array: NDArray[np.float32], precision: Precision) -> tuple[float, floa
     return largest, min(1.0, math.log(error / usual) / math.log(1.0 / usual))
 
 
+def _finite_blocks(array: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    """The finite values of a constant, which may be gigabytes, some at a time."""
+    values = flat(array)
+    for part in slices(values.size, _BLOCK_ELEMENTS):
+        block = values[part]
+        yield block[np.isfinite(block)]
+    let_go(array)
+
+
+def _sum_of_squares(blocks: Iterable[NDArray[np.float64]]) -> float:
+    return sum(float(np.dot(block, block)) for block in blocks)
+
+
+def _ends(array: NDArray[np.float32]) -> tuple[float, float]:
+    """The smallest and the largest finite value, and 0."""
+    low = high = 0.0
+    for block in _finite_blocks(array):
+        low = min(low, float(block.min(initial=0.0)))
+        high = max(high, float(block.max(initial=0.0)))
+    return low, high
+
+
 def largest_constant(graph: Graph, layer: str) -> str:
-    """The constant of ``layer`` with the largest magnitude in words, such as "variance 9.8e+07 of
-    bn"; blank where it reads none.
-    """
+    """The layer's largest constant, such as "variance 9.8e+07 of bn"; blank where it reads none."""
     index = graph.names.index(layer)
     node = graph.proto.graph.node[index]
     best, said = 0.0, ""
     for slot, name in enumerate(node.input):
         if name not in graph.float_constants:
             continue
-        values = flat(graph.float_constants[name])
-        finite = values[np.isfinite(values)]
-        low, high = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
+        low, high = _ends(graph.float_constants[name])
         size, value = (-low, low) if -low > high else (high, high)
         if size > best:
             role = _ROLES.get((node.op_type, slot), f"constant {name!r}")
@@ -470,9 +431,7 @@ def largest_constant(graph: Graph, layer: str) -> str:
 
 
 def weight_findings(model: onnx.ModelProto | Graph, precision: Precision) -> list[Finding]:
-    """A finding for each constant read by a layer that overflows, or partly vanishes, in FP16 or
-    BF16.
-    """
+    """A finding for each layer's constant that overflows or partly vanishes in FP16 or BF16."""
     if not precision.is_storage:
         return []
     graph = as_graph(model)
@@ -493,17 +452,12 @@ def weight_findings(model: onnx.ModelProto | Graph, precision: Precision) -> lis
 
 def _problems(array: NDArray[np.float32], precision: Precision) -> Iterator[tuple[str, str]]:
     """(kind, what is wrong) for what ``array`` loses in ``precision``."""
-    largest, vanishing = 0.0, 0
-    values = flat(array)
-    for part in slices(values.size, 1 << 16):
-        size = np.abs(values[part])
-        # What is infinite (a mask, the bound of a maximum) is so in any precision.
-        finite = values[part][np.isfinite(size)]
-        ends = (float(finite.min(initial=0.0)), float(finite.max(initial=0.0)))
-        largest = max(largest, *ends, key=abs)
-        lost = (size > 0) & (size < SMALLEST_SUBNORMAL[precision] / 2)
+    # What is infinite (a mask, the bound of a maximum) is so in any precision.
+    largest = max(_ends(array), key=abs)
+    vanishing = 0
+    for block in map(np.abs, _finite_blocks(array)):
+        lost = (block > 0) & (block < SMALLEST_SUBNORMAL[precision] / 2)
         vanishing += int(np.count_nonzero(lost))
-    let_go(array)
     if abs(largest) > LARGEST[precision]:
         what = "a mask or weight" if abs(largest) >= 1e30 else "a weight"
         yield (
@@ -515,6 +469,5 @@ def _problems(array: NDArray[np.float32], precision: Precision) -> Iterator[tupl
         yield (
             VANISHING,
             f"holds {vanishing} of {array.size} values below half of {precision}'s smallest "
-            "number, "
-            f"{SMALLEST_SUBNORMAL[precision]:.3g}, which become zero",
+            f"number, {SMALLEST_SUBNORMAL[precision]:.3g}, which become zero",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -34,9 +34,7 @@ class _Inside:
 
 
 def if_findings(graph: Graph, light: onnx.GraphProto) -> Iterator[Finding]:
-    """A finding for each If whose bodies do not fit, or hold recurrent operators, where its
-    condition is known only when the engine runs.
-    """
+    """A finding for each If decided at run time whose bodies do not fit, or are recurrent."""
     declared = {i.name for i in graph.proto.graph.input}
     constants = {t.name for t in graph.proto.graph.initializer}.difference(declared)
     yield from _ifs_inside(_Inside(light, graph.types, {}, frozenset(constants)), graph.names)
@@ -120,13 +118,54 @@ _LARGEST_FP16 = 65_504
 _INTEGER = ("QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger")
 _GIVE_UINT8 = ("QuantizeLinear", "DynamicQuantizeLinear", "Constant")
 _NOT_PARSED_IN_BF16 = ("HardSwish", "Mish", "GRU", "LpNormalization", "LpPool")
-"""What it takes in FP32 and in FP16."""
+"""What TensorRT for RTX takes in FP32 and in FP16."""
 
 _NEW_GRID_SAMPLE = 20
 """The opset that gave GridSample its volumes and new names of its modes."""
 
 _LAST_AXIS = 13
 """From this opset on Softmax is along one axis, the last by default; before it flattened."""
+
+Suspects = Callable[[Graph, onnx.NodeProto], bool]
+
+_BY_NODE: tuple[tuple[str, Suspects, str], ...] = (
+    # Public reports: NVIDIA/TensorRT #4646 and #4756.
+    (
+        "grid-sample",
+        lambda graph, node: node.op_type == "GridSample" and graph.opset >= _NEW_GRID_SAMPLE,
+        "GridSample of opset {opset}, which TensorRT is reported to get wrong in FP32 too: "
+        "compare its FP32 engine first, or export with opset 16",
+    ),
+    (
+        "one-group",
+        lambda _, node: (
+            node.op_type == "GroupNormalization"
+            and any(a.name == "num_groups" and a.i == 1 for a in node.attribute)
+        ),
+        "GroupNormalization with one group, which TensorRT is reported to get wrong in FP32 too: "
+        "compare its FP32 engine first, or export it as LayerNormalization",
+    ),
+    (
+        "integer-operator",
+        lambda _, node: node.op_type in _INTEGER,
+        "integer arithmetic that TensorRT for RTX does not parse: export with QuantizeLinear and "
+        "DequantizeLinear around the float operator",
+    ),
+    (
+        "uint8-tensor",
+        lambda graph, node: (
+            node.op_type not in _GIVE_UINT8
+            and any(
+                graph.types.type_of(o) == TensorProto.UINT8
+                for o in node.output
+                if o not in graph.outputs
+            )
+        ),
+        "UINT8 between nodes, which TensorRT for RTX takes at inputs and outputs only: cast to "
+        "INT32",
+    ),
+)
+"""A kind of finding, which nodes it is about, and what is said of them."""
 
 
 def engine_suspects(graph: Graph, precision: Precision) -> list[Finding]:
@@ -136,8 +175,7 @@ def engine_suspects(graph: Graph, precision: Precision) -> list[Finding]:
         *_long_softmaxes(graph, shapes_of(light), precision),
         *_without_bf16(graph, precision),
         *if_findings(graph, light),
-        *_wrong_in_fp32(graph),
-        *_integers(graph),
+        *_of_nodes(graph),
         *_placeholders(graph.proto.graph),
     ]
 
@@ -199,52 +237,10 @@ def _without_bf16(graph: Graph, precision: Precision) -> Iterator[Finding]:
     yield from refused("bf16-unparsed", [layer.name for layer in unparsed], what)
 
 
-def _wrong_in_fp32(graph: Graph) -> Iterator[Finding]:
-    """What public reports of 2025 and 2026 say that engines compute wrongly in FP32 too:
-    NVIDIA/TensorRT #4646 (GridSample) and #4756 (GroupNormalization).
-    """
-    grids = [name for node, name in _nodes(graph) if node.op_type == "GridSample"]
-    what = (
-        f"GridSample of opset {graph.opset}, which TensorRT is reported to get wrong in FP32 too: "
-        "compare its FP32 engine first, or export with opset 16"
-    )
-    yield from refused("grid-sample", grids if graph.opset >= _NEW_GRID_SAMPLE else [], what)
-    single = [
-        name
-        for node, name in _nodes(graph)
-        if node.op_type == "GroupNormalization"
-        and any(a.name == "num_groups" and a.i == 1 for a in node.attribute)
-    ]
-    what = (
-        "GroupNormalization with one group, which TensorRT is reported to get wrong in FP32 too: "
-        "compare its FP32 engine first, or export it as LayerNormalization"
-    )
-    yield from refused("one-group", single, what)
-
-
-def _integers(graph: Graph) -> Iterator[Finding]:
-    operators = [n for node, n in _nodes(graph) if node.op_type in _INTEGER]
-    outputs = set(graph.outputs)
-    unsigned = [
-        name
-        for node, name in _nodes(graph)
-        if node.op_type not in _GIVE_UINT8
-        and any(
-            graph.types.type_of(o) == TensorProto.UINT8 for o in node.output if o not in outputs
-        )
-    ]
-    yield from refused(
-        "integer-operator",
-        operators,
-        "integer arithmetic that TensorRT for RTX does not parse: export with QuantizeLinear and "
-        "DequantizeLinear around the float operator",
-    )
-    yield from refused(
-        "uint8-tensor",
-        unsigned,
-        "UINT8 between nodes, which TensorRT for RTX takes at inputs and outputs only: cast to "
-        "INT32",
-    )
+def _of_nodes(graph: Graph) -> Iterator[Finding]:
+    for kind, is_suspect, what in _BY_NODE:
+        names = [name for node, name in _nodes(graph) if is_suspect(graph, node)]
+        yield from refused(kind, names, what.format(opset=graph.opset))
 
 
 def _placeholders(graph: onnx.GraphProto) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from sys import intern
+from typing import Any
 
 import onnx
 from onnx import TensorProto, defs, helper
@@ -31,21 +32,31 @@ from bisect_trt.model.precision_rules import (
     is_standard,
     schema_of,
 )
-from bisect_trt.model.tensor_types import Scope, captured_names, infer_types, opset_of, subgraphs
+from bisect_trt.model.tensor_types import (
+    Scope,
+    captured_names,
+    every_node,
+    infer_types,
+    opset_of,
+    part_of,
+    replace_nodes,
+    subgraphs,
+    unused,
+)
 from bisect_trt.model.tensor_values import Constants
 
 
 def drop_unread(graph: onnx.GraphProto, converted: set[str]) -> None:
     """Remove the constants among ``converted`` that nothing reads any more."""
-    unread = converted - _names_read(graph) if converted else converted
-    if not unread:
+    if not converted:
         return
-    kept = [t for t in graph.initializer if t.name not in unread]
-    nodes = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in unread)]
-    for field_of, remaining in ((graph.initializer, kept), (graph.node, nodes)):
-        if len(remaining) < len(field_of):
-            del field_of[:]
-            field_of.extend(remaining)
+    unread = converted - _names_read(graph)
+    kept = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in unread)]
+    if len(kept) < len(graph.node):
+        replace_nodes(graph, kept)
+    for place in reversed(range(len(graph.initializer))):
+        if graph.initializer[place].name in unread:
+            del graph.initializer[place]
 
 
 def _names_read(graph: onnx.GraphProto) -> set[str]:
@@ -61,37 +72,18 @@ _DECIDES = frozenset({"Equal", "NonZero", "OneHot"})
 """Operators that give something else as soon as a value is another, however near."""
 
 _COMPUTES_WHOLE = frozenset(
-    {
-        "Abs",
-        "Add",
-        "Ceil",
-        "Clip",
-        "Div",
-        "Floor",
-        "Max",
-        "Min",
-        "Mod",
-        "Mul",
-        "Neg",
-        "Round",
-        "Sub",
-    }
+    {"Abs", "Add", "Ceil", "Clip", "Div", "Floor", "Max", "Min", "Mod", "Mul", "Neg", "Round"}
+    | {"Sub"}
 )
 """Arithmetic that indices are made with (row * width + column) before they are cast."""
 
-FLOATS = frozenset(
-    {
-        FLOAT,
-        onnx.TensorProto.FLOAT16,
-        onnx.TensorProto.BFLOAT16,
-        onnx.TensorProto.DOUBLE,
-    }
-)
+FLOATS = frozenset({FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
 def discrete_inputs(graph: onnx.GraphProto, types: Scope) -> frozenset[str]:
-    """The names of float inputs that are cast to integers or booleans, or asked for equality, as
-    they are, moved, or behind arithmetic: ids, coordinates and masks, where their values are whole.
+    """The float inputs that are cast to integers or booleans, or asked for equality.
+
+    As they are, moved, or behind arithmetic: ids, coordinates and masks, if their values are whole.
     """
     initialised = {t.name for t in graph.initializer}
     # The inputs that a tensor has its values from: a Concat takes them of several.
@@ -111,8 +103,9 @@ def discrete_inputs(graph: onnx.GraphProto, types: Scope) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Node ``index`` of the main graph gives the float ``tensor``, of what it looks up in ``table``
-    (empty where it only casts); ``source`` is the input that may stand for it.
+    """Node ``index`` gives the float ``tensor``, which it looks up in ``table``, or casts if blank.
+
+    ``source`` is the input that may stand for it.
     """
 
     index: int
@@ -124,10 +117,10 @@ class Lookup:
 def list_lookups(
     model: onnx.ModelProto, layers: Sequence[Layer], tables: Container[str]
 ) -> tuple[Lookup, ...]:
-    """What is gathered from constant tables by the inputs' integers, or by others that no layer
-    computes of them; where nothing is, what such integers are cast to.
+    """What is gathered from constant tables by integers that no layer computes.
 
-    What comes of the inputs' shapes alone is left: moved, a size would be another size.
+    Where nothing is, what such integers are cast to. What comes of the inputs' shapes alone is
+    left: moved, a size would be another size.
     """
     graph = model.graph
     by_index = {layer.index: layer for layer in layers}
@@ -140,9 +133,7 @@ def list_lookups(
         read = {*node.input, *captured_names(node)}
         if rounded.isdisjoint(read) and not from_inputs.isdisjoint(read) and index in by_index:
             tensor = node.output[0]
-            source = f"{tensor}__moved"
-            while source in taken:
-                source += "_"
+            source = unused(f"{tensor}__moved", taken)
             if node.op_type == "Gather" and node.input[0] in tables:
                 gathered.append(Lookup(index, tensor, node.input[0], source))
             elif node.op_type == "Cast":
@@ -156,33 +147,18 @@ def list_lookups(
 
 def lookup_model(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.ModelProto:
     """The part of ``model`` that gives what is looked up, from the same inputs, by ``source``."""
-    source = model.graph
-    wanted = {lookup.tensor for lookup in lookups}
-    kept: list[onnx.NodeProto] = []
-    for node in reversed(source.node):
-        if not wanted.isdisjoint(node.output):
-            wanted.update(name for name in (*node.input, *captured_names(node)) if name)
-            kept.append(node)
-    new = onnx.ModelProto(ir_version=max(model.ir_version, 4))
-    new.opset_import.extend(model.opset_import)
-    new.functions.extend(model.functions)
-    new.graph.name = source.name or "graph"
-    initialised = {t.name for t in source.initializer}
-    new.graph.input.extend(i for i in source.input if i.name not in initialised)
-    new.graph.initializer.extend(t for t in source.initializer if t.name in wanted)
-    new.graph.node.extend(reversed(kept))
-    for node in new.graph.node:
+    part = part_of(model, (lookup.tensor for lookup in lookups))
+    part.ir_version = max(part.ir_version, 4)
+    for node in part.graph.node:
         node.name = ""  # ONNX Runtime refuses two of one name
     for lookup in lookups:
-        new.graph.node.append(helper.make_node("Identity", [lookup.tensor], [lookup.source]))
-        new.graph.output.append(helper.make_tensor_value_info(lookup.source, FLOAT, None))
-    return new
+        part.graph.node.append(helper.make_node("Identity", [lookup.tensor], [lookup.source]))
+        part.graph.output.append(helper.make_tensor_value_info(lookup.source, FLOAT, None))
+    return part
 
 
 def after_lookups(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.ModelProto:
-    """A copy of ``model`` that reads what it would look up from inputs named ``source``, beside its
-    own; its nodes bear their ids.
-    """
+    """A copy of ``model`` that reads what it would look up from further inputs; nodes bear ids."""
     new = with_unique_names(model)
     for lookup in lookups:
         node = new.graph.node[lookup.index]
@@ -195,8 +171,7 @@ def after_lookups(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.Mod
 
 
 PRODUCTS_BROADCAST = 7
-"""ONNX Runtime has no products and differences of an earlier opset, which TF32's rounding is made
-of."""
+"""The opset of the products and differences that TF32's rounding is made of."""
 
 CAST_HAS_BF16 = 13
 HAS_LAYER_NORMALIZATION = 17
@@ -204,15 +179,12 @@ HAS_LAYER_NORMALIZATION = 17
 _RESIZE_SAYS_WHERE = 11
 
 _OTHERWISE = {"Scan": (1, 9), "Hardmax": (1, 13), "GroupNormalization": (18, 21)}
-"""Operators that ONNX's converter carries over as they are, the opset they are in from, and the one
-from which on they mean something else: a scan without a batch, one axis in place of all from it on,
-a scale for each channel in place of each group."""
+"""Operators that ONNX's converter carries over as they are though they mean something else: the
+first opset of the old meaning, and the first of the new one."""
 
 
 def lacks_bf16(ops: set[str], opset: int) -> bool:
-    """True if one of the operators ``ops`` (or the casts beside them) has no BF16 form in ``opset``
-    but in a later one.
-    """
+    """Whether one of ``ops``, or the casts beside them, has a BF16 form in a later opset alone."""
     if not ops or opset >= HAVE_BF16:
         return False
     return opset < CAST_HAS_BF16 or not all(has_bf16(op, opset) for op in ops)
@@ -220,12 +192,7 @@ def lacks_bf16(ops: set[str], opset: int) -> bool:
 
 def operators(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     """The operator types of ``nodes`` and of everything in their bodies."""
-    found = set()
-    for node in nodes:
-        found.add(node.op_type)
-        for _, body in subgraphs(node):
-            found |= operators(body.node)
-    return found
+    return {node.op_type for node in every_node(nodes)}
 
 
 def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
@@ -329,6 +296,7 @@ class Graph:
     _roles: dict[Precision, list[Role | None]] = field(default_factory=dict, init=False, repr=False)
     _slots: list[FloatSlots | None] = field(default_factory=list, init=False, repr=False)
     _raised: dict[int, Graph] = field(default_factory=dict, init=False, repr=False)
+    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     stored_inputs: frozenset[str] = frozenset()
     stored_outputs: Mapping[str, int] = field(default_factory=dict)
 

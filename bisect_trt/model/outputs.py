@@ -13,7 +13,7 @@ from bisect_trt.base.errors import BadInputError
 from bisect_trt.model.graph import FLOATS, Graph
 from bisect_trt.model.layers import node_names
 from bisect_trt.model.precision_rules import FLOAT, STORAGE_TYPE, is_standard, schema_of
-from bisect_trt.model.tensor_types import UNKNOWN, captured_names, opset_of
+from bisect_trt.model.tensor_types import UNKNOWN, captured_names, opset_of, part_of
 
 _OF_SHAPES = frozenset({"Shape", "Size"})
 """Operators that read no value."""
@@ -173,22 +173,8 @@ def judged_part(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelPro
     Raises:
         BadInputError: of an output no type is known.
     """
-    graph, wanted = Graph(model), set(outputs)
-    kept: list[onnx.NodeProto] = []
-    for node in reversed(model.graph.node):
-        if not wanted.isdisjoint(node.output):
-            wanted.update(name for name in (*node.input, *captured_names(node)) if name)
-            kept.append(node)
-    part = onnx.ModelProto(ir_version=model.ir_version)
-    part.opset_import.extend(model.opset_import)
+    graph, part = Graph(model), part_of(model, outputs)
     part.metadata_props.extend(model.metadata_props)
-    part.graph.name = model.graph.name
-    weights = {t.name for t in model.graph.initializer}
-    part.graph.input.extend(
-        i for i in model.graph.input if i.name not in weights or i.name in wanted
-    )
-    part.graph.initializer.extend(t for t in model.graph.initializer if t.name in wanted)
-    part.graph.node.extend(reversed(kept))
     declared = {o.name: o for o in model.graph.output}
     for name in outputs:
         kind = graph.types.type_of(name)

@@ -1,14 +1,12 @@
 """Which parts of a node may run at reduced precision: the one place where that is decided.
 
-The ONNX operator schemas already say, per version, which inputs and outputs share a type variable
-and whether that variable admits float16 or bfloat16. Only what the schemas cannot say stands in the
-two tables below: operators whose float values are positions, counts or random copies, and slots
-that are shapes in disguise.
+ONNX's operator schemas say which inputs and outputs share a type variable, and whether it admits
+float16 or bfloat16. The tables below hold what schemas cannot say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import onnx
@@ -24,68 +22,55 @@ CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 """One layer each: a plan lowers or pins them together with their bodies."""
 
 MATRIX_INPUTS: dict[str, tuple[int, ...]] = {
-    "Conv": (0, 1),
-    "ConvTranspose": (0, 1),
-    "DeformConv": (0, 1),
-    "MatMul": (0, 1),
-    "Gemm": (0, 1),
-    "Einsum": (0, 1, 2, 3, 4, 5, 6, 7),
-    "LSTM": (0, 1, 2),
-    "GRU": (0, 1, 2),
-    "RNN": (0, 1, 2),
-    "Attention": (0, 1, 2),
+    **dict.fromkeys(("Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm"), (0, 1)),
+    **dict.fromkeys(("LSTM", "GRU", "RNN", "Attention"), (0, 1, 2)),
+    "Einsum": tuple(range(8)),
 }
 """The operands that a TF32 engine rounds to 10 mantissa bits; everything else in it stays FP32."""
+
+RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+    | {"Multinomial", "Bernoulli"}
+)
+"""Operators that draw numbers anew at every run."""
 
 STAYS_FP32: dict[str, str] = {
     "TopK": "ranks values: rounding makes ties and changes the indices",
     "NonMaxSuppression": "compares box coordinates and scores against thresholds",
-    "RoiAlign": "box coordinates above 2048 lose whole pixels in FP16",
-    "MaxRoiPool": "box coordinates above 2048 lose whole pixels in FP16",
     "Range": "its values become indices and shapes",
-    "ConstantOfShape": "a constant: the consumer decides",
-    "EyeLike": "a constant: the consumer decides",
-    "RandomNormal": "a random draw is not comparable across precisions",
-    "RandomNormalLike": "a random draw is not comparable across precisions",
-    "RandomUniform": "a random draw is not comparable across precisions",
-    "RandomUniformLike": "a random draw is not comparable across precisions",
-    "Multinomial": "a random draw is not comparable across precisions",
-    "Bernoulli": "a random draw is not comparable across precisions",
-    "HannWindow": "a constant: the consumer decides",
-    "HammingWindow": "a constant: the consumer decides",
-    "BlackmanWindow": "a constant: the consumer decides",
-    "MelWeightMatrix": "a constant: the consumer decides",
-    "QuantizeLinear": "quantised models carry their own scales and types: Q/DQ is left alone",
-    "DequantizeLinear": "quantised models carry their own scales and types: Q/DQ is left alone",
-    "DynamicQuantizeLinear": "quantised models carry their own scales and types: Q/DQ is left "
-    "alone",
-    "QLinearConv": "quantised models carry their own scales and types: Q/DQ is left alone",
-    "QLinearMatMul": "quantised models carry their own scales and types: Q/DQ is left alone",
     "MeanVarianceNormalization": "the standard's function body mixes the input with FP32 constants",
     "BitCast": "reinterprets the stored bits, whose width must not change",
-    "Optional": "holds a tensor of a fixed type",
-    "OptionalGetElement": "holds a tensor of a fixed type",
-    "SequenceAt": "holds tensors of a fixed type",
-    "ConcatFromSequence": "holds tensors of a fixed type",
+    **dict.fromkeys(
+        ("RoiAlign", "MaxRoiPool"), "box coordinates above 2048 lose whole pixels in FP16"
+    ),
+    **dict.fromkeys(
+        (
+            *("ConstantOfShape", "EyeLike", "MelWeightMatrix"),
+            *("HannWindow", "HammingWindow", "BlackmanWindow"),
+        ),
+        "a constant: the consumer decides",
+    ),
+    **dict.fromkeys(RANDOM, "a random draw is not comparable across precisions"),
+    **dict.fromkeys(
+        (
+            *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+            *("QLinearConv", "QLinearMatMul"),
+        ),
+        "quantised models carry their own scales and types: Q/DQ is left alone",
+    ),
+    **dict.fromkeys(("Optional", "OptionalGetElement"), "holds a tensor of a fixed type"),
+    **dict.fromkeys(("SequenceAt", "ConcatFromSequence"), "holds tensors of a fixed type"),
 }
 """Operators that never run at reduced precision, with the reason."""
 
 QUANTISES = frozenset(
-    {
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "DynamicQuantizeLinear",
-        "QLinearConv",
-        "QLinearMatMul",
-        "ConvInteger",
-        "MatMulInteger",
-    }
+    {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+    | {"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 )
 """Operators whose results go in steps."""
 
 HAVE_BF16 = 22
-"""The opset in which the operators that networks are made of have a BF16 form: a model is raised to
-it, and no further."""
+"""The opset in which networks' operators have a BF16 form: models are raised to it at most."""
 
 FIXED_SLOTS: dict[str, tuple[int, ...]] = {
     "Resize": (1, 2),  # roi and scales: they become the output's shape
@@ -100,24 +85,9 @@ FIXED_OUTPUTS: dict[str, tuple[int, ...]] = {
 """Output slots that keep their type, likewise."""
 
 MOVES = frozenset(
-    {
-        "Concat",
-        "DepthToSpace",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "SpaceToDepth",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    }
+    {"Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"}
+    | {"Identity", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile"}
+    | {"Transpose", "Unsqueeze"}
 )
 """Operators that give nothing but values which they read: rounded where those are."""
 
@@ -169,16 +139,10 @@ def reducible_slots(
         return frozenset(), frozenset()
     wanted = _TYPE_NAME[precision]
     variables = {c.type_param_str for c in schema.type_constraints if wanted in c.allowed_type_strs}
-    fixed = FIXED_SLOTS.get(op_type, ())
-    ins = frozenset(
-        s
-        for s, p in formals(list(schema.inputs), inputs)
-        if p.type_str in variables and s not in fixed
-    )
-    kept_out = FIXED_OUTPUTS.get(op_type, ())
-    outs = frozenset(
-        s
-        for s, p in formals(list(schema.outputs), outputs)
-        if p.type_str in variables and s not in kept_out
-    )
-    return ins, outs
+
+    def slots(parameters: Sequence[defs.OpSchema.FormalParameter], count: int) -> set[int]:
+        return {s for s, p in formals(list(parameters), count) if p.type_str in variables}
+
+    ins = slots(schema.inputs, inputs).difference(FIXED_SLOTS.get(op_type, ()))
+    outs = slots(schema.outputs, outputs).difference(FIXED_OUTPUTS.get(op_type, ()))
+    return frozenset(ins), frozenset(outs)

@@ -127,7 +127,14 @@ class Rewriter(ABC):
             tensor = owner.constants.tensor(name) if owner.parent is None else None
             stored = self.stored_as(precision)
             owner.graph.initializer.append(
-                rounded_tensor(tensor, owner.constants, name, version, precision, stored)
+                rounded_tensor(
+                    tensor,
+                    owner.constants,
+                    source=name,
+                    name=version,
+                    precision=precision,
+                    elem_type=stored,
+                )
             )
             owner.converted.add(name)
         else:

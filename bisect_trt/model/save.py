@@ -1,55 +1,49 @@
-"""Models on disk: as files to ship, and in the forms that runtimes read."""
+"""Models on disk: as files to ship, in the forms that runtimes read, and annotated for viewers."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-import numpy as np
 import onnx
 from onnx import TensorProto
 
-from bisect_trt.base.atomic_files import (
-    BLOCK,
-    copy_part,
-    scratch,
-    sweep,
-    write_whole,
-    written_whole,
-)
+from bisect_trt.base.atomic_files import scratch, sweep, write_whole, written_whole
 from bisect_trt.base.errors import BadInputError, MachineError, not_written, one_line
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import LoadedModel
 from bisect_trt.model.tensor_values import (
-    LEAST,
+    MAPPED_BYTES,
     Place,
     all_tensors,
-    mapped,
+    chunks_of,
     place_of,
     put_at,
     size_of,
-    subgraphs_of,
-    tag_of,
+    take_in,
 )
 
 PROTOBUF_LIMIT = 2**31 - (64 << 20)
 """Protobuf writes less than 2 GB; 64 MB are left for everything that is not a weight."""
 
-_APART = 1024
-"""Bytes from which on a tensor goes into the file beside a model of over 2 GB."""
+MOST_SENT = 64 << 20
+"""Bytes of a model that goes to another process as one message; a larger one goes by file."""
 
 _ALIGNED = 64
-"""Where a tensor's values begin in such a file: what a runtime maps it may read in wide steps."""
+"""Bytes: where a tensor's values begin in a file, so that a runtime may read them in wide steps."""
 
-_SHARED = 1 << 20
-"""Bytes from which on values that stay as they are may share their blocks with the source's."""
+_SPILLED = "weights.bin"
 
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+PREFIX = "bisect_trt."
+LEFT_OUT = "weights-left-out"
+_IR_WITH_NODE_METADATA = 10
+_ANNOTATED_WHOLE_BYTES = 64 << 20
+_ANNOTATED_CONSTANT_BYTES = 1 << 10
 
 
 def weights_size(model: onnx.ModelProto) -> int:
@@ -63,8 +57,7 @@ def held_size(model: onnx.ModelProto) -> int:
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write ``model`` to ``path`` in one step; over 2 GB the weights go beside it, into
-    ``<name>.data``.
+    """Write ``model`` in one step; over 2 GB its weights go beside it, into ``<name>.data``.
 
     Raises:
         BadInputError: the folder cannot be written, or a file that holds weights has changed.
@@ -77,14 +70,14 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
                 with draft.open("wb") as stream:
                     write_model(model, stream)
                 return
-            side, inside = f"{path.name}.data", types_inside(model)
+            side = f"{path.name}.data"
             with (draft.parent / side).open("wb") as stream:
 
                 def put(tensor: TensorProto) -> None:
-                    if size_of(tensor) < _APART or tensor.data_type in inside:
+                    if size_of(tensor) < MAPPED_BYTES:
                         take_in(tensor)
                     else:
-                        spill(tensor, stream, side)
+                        _spill(tensor, stream, side)
 
                 draft.write_bytes(moved(model, put).SerializeToString())
             (draft.parent / side).chmod(0o644)
@@ -108,42 +101,7 @@ def save_text(text: str, path: Path) -> None:
 
 def write_model(model: onnx.ModelProto, stream: IO[bytes]) -> None:
     """Write ``model`` as one protobuf message that holds all values."""
-    tensors = list(model.graph.initializer)
-    if all(place_of(t) is None for t in all_tensors(model.graph)):
-        stream.write(model.SerializeToString())
-        return
-    head, rest = onnx.ModelProto(), onnx.GraphProto()
-    head.CopyFrom(model)
-    rest.CopyFrom(model.graph)
-    head.ClearField("graph")
-    rest.ClearField("initializer")
-    for inner in all_tensors(rest):  # of attributes and bodies: few are large
-        take_in(inner)
-    begins = [_begin_of(t) for t in tensors]
-    lengths = [
-        len(begin) + (size_of(t) if place_of(t) is not None else 0)
-        for begin, t in zip(begins, tensors, strict=True)
-    ]
-    tags = [tag_of(_INITIALIZER, length) for length in lengths]
-    others = rest.SerializeToString()
-    stream.write(head.SerializeToString())
-    stream.write(tag_of(_GRAPH, len(others) + sum(map(len, tags)) + sum(lengths)))
-    stream.write(others)
-    for tag, begin, tensor in zip(tags, begins, tensors, strict=True):
-        stream.write(tag + begin)
-        if place_of(tensor) is not None:
-            stream.writelines(subgraphs_of(tensor))
-
-
-def _begin_of(tensor: TensorProto) -> bytes:
-    """All of a serialised tensor but for values that lie in a file, which follow."""
-    if place_of(tensor) is None:
-        return bytes(tensor.SerializeToString())
-    head = TensorProto()
-    head.CopyFrom(tensor)
-    head.ClearField("data_location")
-    del head.external_data[:]
-    return bytes(head.SerializeToString()) + tag_of(_RAW_DATA, size_of(tensor))
+    stream.write(moved(model, take_in).SerializeToString())
 
 
 def moved(model: onnx.ModelProto, move: Callable[[TensorProto], None]) -> onnx.ModelProto:
@@ -155,42 +113,12 @@ def moved(model: onnx.ModelProto, move: Callable[[TensorProto], None]) -> onnx.M
     return copy
 
 
-def types_inside(model: onnx.ModelProto, held: int = 0) -> frozenset[int]:
-    """The types of values that have to stay in the model itself: float64, of which TensorRT's
-    parser makes FP32, but not of what lies in a file ("Unexpected size for the external weights",
-    TensorRT for RTX 1.6.1.120). None where a message has no room for them.
-    """
-    doubles = (t for t in all_tensors(model.graph) if t.data_type == TensorProto.DOUBLE)
-    fits = 2 * (held + sum(map(size_of, doubles))) < PROTOBUF_LIMIT
-    return frozenset({TensorProto.DOUBLE} if fits else ())
-
-
-def take_in(tensor: TensorProto) -> None:
-    """Let ``tensor`` hold its values itself, in place."""
-    if place_of(tensor) is not None:
-        tensor.raw_data = b"".join(subgraphs_of(tensor))
-        tensor.ClearField("data_location")
-        del tensor.external_data[:]
-
-
-def spill(tensor: TensorProto, stream: IO[bytes], location: str) -> None:
+def _spill(tensor: TensorProto, stream: IO[bytes], location: str) -> None:
     """Append the values of ``tensor`` to a file and let it say so, in place."""
-    place, size = place_of(tensor), size_of(tensor)
-    if place is not None and size >= _SHARED and _lies_alike(place):
-        stream.write(b"\0" * ((place.offset - stream.tell()) % BLOCK))
-        offset = stream.tell()
-        mapped(place.path, np.dtype(np.uint8), place.offset, (size,))  # refuses what has changed
-        copy_part(Path(place.path), place.offset, size, stream)
-    else:
-        stream.write(b"\0" * (-stream.tell() % _ALIGNED))
-        offset = stream.tell()
-        stream.writelines(subgraphs_of(tensor))
-    put_at(tensor, Place(location, offset, size))
-
-
-def _lies_alike(place: Place) -> bool:
-    """Whether the values stay as they are, and begin where they may in the other file too."""
-    return place.rounding is None and place.offset % _ALIGNED == 0
+    stream.write(b"\0" * (-stream.tell() % _ALIGNED))
+    offset = stream.tell()
+    stream.writelines(chunks_of(tensor))
+    put_at(tensor, Place(location, offset, size_of(tensor)))
 
 
 def check_target(target: Path, model: LoadedModel, *sources: Path) -> None:
@@ -212,12 +140,6 @@ def check_target(target: Path, model: LoadedModel, *sources: Path) -> None:
                 )
 
 
-MOST_SENT = 64 << 20
-"""Bytes of a model that goes to another process as one message; a larger one goes by file."""
-
-_SPILLED = "weights.bin"
-
-
 @dataclass(frozen=True)
 class SessionForm:
     """A model for ONNX Runtime: the serialised ``content`` says where in ``folder`` values lie.
@@ -234,52 +156,52 @@ class SessionForm:
     rounded: tuple[TensorProto, ...] = ()
 
 
-@dataclass(frozen=True)
-class FileForm:
-    """A model for TensorRT's parser: its bytes, or the path of a file. ``key`` tells it from others
-    by its content, which a path does not.
-    """
-
-    source: bytes | str
-    key: str
-
-
 @contextmanager
 def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator[SessionForm]:
-    """``model`` as ONNX Runtime takes it, as long as the block lasts; the model itself is not held
-    for that.
+    """``model`` as ONNX Runtime takes it, as long as the block lasts.
+
+    With ``elsewhere`` another process opens it, to which no values can be handed over.
 
     Raises:
         MachineError: the scratch folder cannot be written.
     """
     with ExitStack() as opened:
-        spills = _Spill(opened, model)
-        # Of a message a part holds the whole.
+        scratch_file = _ScratchFile(opened, model)
+        # Copied: a tensor of a message would keep the whole model in memory.
         mapped, rounded = onnx.GraphProto(), onnx.GraphProto()
+        for tensor in () if elsewhere else model.graph.initializer:
+            place = place_of(tensor)
+            if place is not None:
+                (mapped if place.rounding is None else rounded).initializer.append(tensor)
         folder = ""
 
         def put(tensor: TensorProto) -> None:
             nonlocal folder
             place = place_of(tensor)
-            if place is None or (place.rounding is not None and elsewhere):
-                spills.move(tensor, wanted=place is not None)
-                place = place_of(tensor)
-            if place is None:
-                return
-            folder = Path(place.path).anchor
-            put_at(tensor, Place(os.path.relpath(place.path, folder), place.offset, place.length))
-
-        for tensor in () if elsewhere else model.graph.initializer:
-            place = place_of(tensor)
+            if scratch_file.takes(tensor) and (place is None or elsewhere):
+                place = scratch_file.move(tensor)
             if place is not None:
-                (mapped if place.rounding is None else rounded).initializer.append(tensor)
-            del tensor
+                folder = Path(place.path).anchor
+                relative = os.path.relpath(place.path, folder)
+                put_at(tensor, Place(relative, place.offset, place.length))
+
         content = moved(model, put).SerializeToString()
-        spills.close()
-        handed = tuple(mapped.initializer), tuple(rounded.initializer)
-        form = SessionForm(content, folder, len(model.graph.initializer), *handed)
+        count = len(model.graph.initializer)
         del model
-        yield form
+        yield SessionForm(
+            content, folder, count, tuple(mapped.initializer), tuple(rounded.initializer)
+        )
+
+
+@dataclass(frozen=True)
+class FileForm:
+    """A model for TensorRT's parser: its bytes, or the path of a file.
+
+    ``key`` tells it from others by its content, which a path does not.
+    """
+
+    source: bytes | str
+    key: str
 
 
 @contextmanager
@@ -290,45 +212,41 @@ def file_form(model: onnx.ModelProto) -> Iterator[FileForm]:
         MachineError: the scratch folder cannot be written.
     """
     if weights_size(model) < MOST_SENT:
-        stream = io.BytesIO()
-        write_model(model, stream)
-        yield FileForm(stream.getvalue(), hashlib.sha256(stream.getbuffer()).hexdigest())
+        content = moved(model, take_in).SerializeToString()
+        yield FileForm(content, hashlib.sha256(content).hexdigest())
         return
     with ExitStack() as opened:
-        spills = _Spill(opened, model)
+        scratch_file = _ScratchFile(opened, model)
         links: dict[str, str] = {}
-        inside = types_inside(model, held_size(model))
+        key = hashlib.sha256()
 
         def put(tensor: TensorProto) -> None:
-            if tensor.data_type in inside:
-                take_in(tensor)
-                return
+            # Names of links tell nothing of the values: their places in the user's files do.
             place = place_of(tensor)
-            if place is None or place.rounding is not None:
-                spills.move(tensor, wanted=place is not None)
-                if (moved_to := place_of(tensor)) is not None:
-                    put_at(tensor, replace(moved_to, path=_SPILLED))
-                return
-            if place.path not in links:
-                links[place.path] = f"weights-{len(links)}"
-                _link(Path(place.path), spills.folder / links[place.path])
-            put_at(tensor, replace(place, path=links[place.path]))
+            key.update(repr(place).encode())
+            if scratch_file.takes(tensor):
+                if place is None:
+                    key.update(b"".join(chunks_of(tensor)))
+                put_at(tensor, replace(scratch_file.move(tensor), path=_SPILLED))
+            elif place is not None:
+                if place.path not in links:
+                    links[place.path] = f"weights-{len(links)}"
+                    _link(Path(place.path), scratch_file.folder / links[place.path])
+                put_at(tensor, Place(links[place.path], place.offset, place.length))
 
         content = moved(model, put).SerializeToString()
-        spills.close()
-        path = spills.folder / "model.onnx"
+        key.update(content)
+        path = scratch_file.folder / "model.onnx"
         path.write_bytes(content)
-        # The links' names tell nothing: the places in the user's own files do.
-        said = moved(model, lambda _: None).SerializeToString(deterministic=True)
-        yield FileForm(str(path), hashlib.sha256(said).hexdigest())
+        yield FileForm(str(path), key.hexdigest())
 
 
-class _Spill:
-    """A scratch file for values that lie in no file and may not stay in the model."""
+class _ScratchFile:
+    """A file for values that lie in no file as they are and may not stay in the model."""
 
     def __init__(self, opened: ExitStack, model: onnx.ModelProto) -> None:
         self._opened = opened
-        self._large = held_size(model) >= PROTOBUF_LIMIT
+        self._too_large = held_size(model) >= PROTOBUF_LIMIT
         self._stream: IO[bytes] | None = None
         self._folder: Path | None = None
 
@@ -339,25 +257,26 @@ class _Spill:
             self._folder = Path(self._opened.enter_context(scratch("model")))
         return self._folder
 
-    def move(self, tensor: TensorProto, *, wanted: bool) -> None:
-        """Let the values of ``tensor`` lie in the file, if that is wanted, or the model would be
-        too large with them.
-        """
-        large = self._large and tensor.data_type != TensorProto.STRING
-        if not wanted and not (large and size_of(tensor) >= LEAST):
-            return
+    def takes(self, tensor: TensorProto) -> bool:
+        """Whether the values are rounded first, or would make the message too large."""
+        place = place_of(tensor)
+        if place is not None:
+            return place.rounding is not None
+        return self._too_large and size_of(tensor) >= MAPPED_BYTES
+
+    def move(self, tensor: TensorProto) -> Place:
+        """Let the values of ``tensor`` lie in the file; where they are now."""
+        path = self.folder / _SPILLED
         try:
             if self._stream is None:
-                path = self.folder / _SPILLED
                 self._stream = self._opened.enter_context(path.open("wb"))
-            spill(tensor, self._stream, str(self.folder / _SPILLED))
+            _spill(tensor, self._stream, str(path))
+            self._stream.flush()
         except OSError as error:
             raise MachineError(f"{self.folder}: cannot be written ({one_line(error)})") from error
-
-    def close(self) -> None:
-        """Let others read what was written."""
-        if self._stream is not None:
-            self._stream.close()
+        place = place_of(tensor)
+        assert place is not None
+        return place
 
 
 def _link(source: Path, target: Path) -> None:
@@ -366,3 +285,34 @@ def _link(source: Path, target: Path) -> None:
         target.symlink_to(source)
     except OSError:  # a system or a user that may not
         os.link(source, target)
+
+
+def annotated(
+    graph: Graph, of_model: Mapping[str, str], of_layers: Mapping[str, Mapping[str, str]]
+) -> onnx.ModelProto:
+    """A copy of the model with metadata at itself and at its nodes, which viewers show.
+
+    A viewer in a browser opens no gigabytes: of models with more than 64 MB of weights only
+    constants of 1 kB are kept; the others name ``LEFT_OUT`` as their file.
+    """
+    whole = weights_size(graph.proto) <= _ANNOTATED_WHOLE_BYTES
+
+    def leave_out(tensor: TensorProto) -> None:
+        if not whole and size_of(tensor) > _ANNOTATED_CONSTANT_BYTES:
+            put_at(tensor, Place(LEFT_OUT, 0, 0))
+
+    model = moved(graph.proto, leave_out)
+    model.ir_version = max(model.ir_version, _IR_WITH_NODE_METADATA)
+    _annotate(model, of_model)
+    for node, name in zip(model.graph.node, graph.names, strict=True):
+        if name in of_layers:
+            _annotate(node, of_layers[name])
+    return model
+
+
+def _annotate(message: onnx.ModelProto | onnx.NodeProto, words: Mapping[str, str]) -> None:
+    kept = [p for p in message.metadata_props if p.key.removeprefix(PREFIX) not in words]
+    del message.metadata_props[:]
+    message.metadata_props.extend(kept)
+    for key, value in words.items():
+        message.metadata_props.add(key=f"{PREFIX}{key}", value=value)

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import onnx
 from numpy.typing import NDArray
@@ -17,58 +16,46 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.tensor_types import captured_names, skeleton, subgraphs
 from bisect_trt.model.tensor_values import Constants
 
-_SMALL = 1024
-"""Elements of a constant that may say what a shape becomes."""
-
-_TOLD_BY = ("i8", "i4", "f4")
-"""Types of such constants: sizes, axes, scales."""
+_SHAPE_CONSTANT_ELEMENTS = 1024
+_SHAPE_CONSTANT_TYPES = ("i8", "i4", "f4")
+"""Constants that may say what a shape becomes: sizes, axes and scales of at most so many values."""
 
 Shape = tuple[int | None, ...]
+Inputs = Mapping[str, tuple[int, ...]]
+"""The shapes of a model's inputs, by name."""
 
 Bodies = dict[int, list[onnx.GraphProto]]
 
-_LAST: WeakKeyDictionary[Graph, tuple[object, dict[str, Shape], Bodies]] = WeakKeyDictionary()
 
+def shapes_from(graph: Graph, inputs: Inputs) -> dict[str, Shape]:
+    """The shapes of the tensors of ``graph`` where its inputs have those of ``inputs``.
 
-def shapes_from(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
-    """The shapes of the tensors of ``graph``, by name, where its inputs have those of ``inputs``;
-    remembered until other inputs are asked about. Read only.
+    Remembered until other inputs are asked about. Read only.
     """
     return _inferred(graph, inputs)[0]
 
 
-def bodies_from(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> Bodies:
-    """The bodies of control flow by the place of their node, with the shapes written into them as
-    :func:`shapes_from` has those outside. Read only.
-    """
-    return _inferred(graph, inputs)[1]
-
-
-def _inferred(
-    graph: Graph, inputs: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, Shape], Bodies]:
+def _inferred(graph: Graph, inputs: Inputs) -> tuple[dict[str, Shape], Bodies]:
+    """As :func:`shapes_from`, and the bodies of control flow with the shapes written into them."""
     key = tuple(sorted(inputs.items()))
-    known = _LAST.get(graph)
+    known = graph.derived.get("shapes")
     if known is None or known[0] != key:
         light = with_shapes(graph, inputs)
-        known = _LAST[graph] = (key, shapes_of(light), bodies_of(light))
-    return known[1], known[2]
-
-
-def bodies_of(graph: onnx.GraphProto) -> Bodies:
-    """The bodies in ``graph`` by the place of their node."""
-    found = {}
-    for place, node in enumerate(graph.node):
-        if bodies := [body for _, body in subgraphs(node)]:
-            found[place] = bodies
+        known = graph.derived["shapes"] = (key, (shapes_of(light), _bodies_of(light)))
+    found: tuple[dict[str, Shape], Bodies] = known[1]
     return found
 
 
-def with_shapes(
-    graph: Graph, inputs: Mapping[str, tuple[int, ...]] | None = None
-) -> onnx.GraphProto:
-    """A copy of ``graph`` without large weights, in which ONNX's inference wrote what shapes it
-    could tell, bodies included. Nodes keep their places.
+def _bodies_of(graph: onnx.GraphProto) -> Bodies:
+    """The bodies in ``graph`` by the place of their node."""
+    found = {place: [b for _, b in subgraphs(node)] for place, node in enumerate(graph.node)}
+    return {place: bodies for place, bodies in found.items() if bodies}
+
+
+def with_shapes(graph: Graph, inputs: Inputs | None = None) -> onnx.GraphProto:
+    """A copy of ``graph`` without large weights, with the shapes that ONNX's inference tells.
+
+    Those of bodies are written too. Nodes keep their places.
     """
     light = skeleton(graph.proto)
     for value in light.graph.input:
@@ -98,11 +85,10 @@ def with_shapes(
 
 def _small(constants: Constants, name: str) -> NDArray[Any] | None:
     """The constant ``name`` where it may say what a shape becomes; a large one is not read."""
-    tensor = constants.tensor(name)
-    if tensor is not None and math.prod(tensor.dims) > _SMALL:
+    if constants.count(name) > _SHAPE_CONSTANT_ELEMENTS:
         return None
     array = constants[name]
-    return array if array.size <= _SMALL and array.dtype.str[1:] in _TOLD_BY else None
+    return array if array.dtype.str[1:] in _SHAPE_CONSTANT_TYPES else None
 
 
 def _give_to_bodies(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> None:
@@ -135,75 +121,43 @@ _SAME_PLACE = frozenset(
 )
 """Operators whose result may take the place of an operand that nobody reads any more."""
 
-_TOLD: WeakKeyDictionary[Graph, dict[tuple[object, ...], Activations | None]] = WeakKeyDictionary()
 
-
-SMALL = 32 << 10
-"""Bytes of the usual tensor up to which a node takes microseconds: what is done once a node then
-costs more than what is done once a byte."""
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Bytes of an inference's tensors: the most that is ``held`` at a time, what the ``usual`` one
-    takes (the mean). Those of unknown shape count as much as the others do in the mean.
-    """
-
-    held: int
-    usual: float
-
-    @property
-    def small(self) -> bool:
-        """Whether the usual tensor is."""
-        return self.usual <= SMALL
-
-
-def live_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int:
+def live_bytes(graph: Graph, inputs: Inputs) -> int:
     """The most that an inference node by node holds: inputs, what is still to be read, outputs.
+
     Tensors whose shapes do not follow from those of the inputs are left out.
     """
-    return _held(graph, inputs, _sizes(graph, inputs))
+    sizes = {n: size for n, size in _sizes(graph, inputs).items() if n not in graph.constants}
+    inside = _inside(_inferred(graph, inputs)[1])
+    return _most_live(
+        graph.proto.graph.node, given=inputs, outputs=graph.outputs, sizes=sizes, inside=inside
+    )
 
 
-def inference_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int | None:
-    """What is held, as :func:`activations` tells it."""
-    told = activations(graph, inputs)
-    return None if told is None else told.held
+def inference_bytes(graph: Graph, inputs: Inputs) -> int | None:
+    """What an inference holds; None where most shapes do not follow from those of the inputs.
 
-
-def activations(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> Activations | None:
-    """What an inference holds; None where most tensors' shapes do not follow from those of the
-    inputs. Remembered.
+    Tensors of unknown shape count as much as the others do in the mean. Remembered.
     """
-    known = _TOLD.setdefault(graph, {})
+    known = graph.derived.setdefault("inference_bytes", {})
     key = tuple(sorted(inputs.items()))
     if key not in known:
         made = [o for node in graph.proto.graph.node for o in node.output if o]
         sizes = _sizes(graph, inputs)
-        told = [size for name in made if (size := sizes.get(name, 0)) > 0]
-        known[key] = None
-        if 2 * len(told) > len(made):
-            most = _held(graph, inputs, sizes) * len(made) // len(told)
-            known[key] = Activations(most, sum(told) / len(told))
-    return known[key]
+        counted = sum(sizes.get(name, 0) > 0 for name in made)
+        enough = 2 * counted > len(made)
+        known[key] = live_bytes(graph, inputs) * len(made) // counted if enough else None
+    found: int | None = known[key]
+    return found
 
 
-def _sizes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    told = shapes_from(graph, inputs)
-    return {name: _bytes(graph, name, shape) for name, shape in told.items()}
-
-
-def _held(graph: Graph, inputs: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> int:
-    """As :func:`_most_live`, of a whole model."""
-    made = {name: size for name, size in sizes.items() if name not in graph.constants}
-    inside = _inside(bodies_from(graph, inputs))
-    return _most_live(graph.proto.graph.node, inputs, graph.outputs, made, inside)
+def _sizes(graph: Graph, inputs: Inputs) -> dict[str, int]:
+    shapes = shapes_from(graph, inputs)
+    return {name: _size(graph.types.type_of(name), shape) for name, shape in shapes.items()}
 
 
 def _inside(bodies: Bodies) -> dict[int, int]:
-    """What a node's bodies hold while they run: of an If one of them does, of a loop one turn at a
-    time.
-    """
+    """What a node's bodies hold: of an If one of them runs, of a loop one turn at a time."""
     return {place: max(map(_of_body, found)) for place, found in bodies.items()}
 
 
@@ -211,18 +165,22 @@ def _of_body(body: onnx.GraphProto) -> int:
     """What a body holds, by the shapes and types that inference wrote into it."""
     shapes = shapes_of(body)
     stored = {tensor.name for tensor in body.initializer}
-    sizes = {
-        value.name: _size(value.type.tensor_type.elem_type, shapes[value.name])
-        for value in (*body.input, *body.value_info, *body.output)
-        if value.name in shapes and value.name not in stored
-    }
-    given = [value.name for value in body.input]
-    outputs = [value.name for value in body.output]
-    return _most_live(body.node, given, outputs, sizes, _inside(bodies_of(body)))
+    return _most_live(
+        body.node,
+        given=[value.name for value in body.input],
+        outputs=[value.name for value in body.output],
+        sizes={
+            value.name: _size(value.type.tensor_type.elem_type, shapes[value.name])
+            for value in (*body.input, *body.value_info, *body.output)
+            if value.name in shapes and value.name not in stored
+        },
+        inside=_inside(_bodies_of(body)),
+    )
 
 
 def _most_live(
     nodes: Sequence[onnx.NodeProto],
+    *,
     given: Collection[str],
     outputs: Iterable[str],
     sizes: Mapping[str, int],
@@ -247,100 +205,61 @@ def _most_live(
     return most
 
 
-def _bytes(graph: Graph, name: str, shape: tuple[int | None, ...]) -> int:
-    return _size(graph.types.type_of(name), shape)
-
-
-def _size(elem_type: int, shape: tuple[int | None, ...]) -> int:
-    known = [size for size in shape if size is not None]
-    if len(known) < len(shape) or elem_type in (
-        onnx.TensorProto.UNDEFINED,
-        onnx.TensorProto.STRING,
-    ):
+def _size(elem_type: int, shape: Shape) -> int:
+    known = _known(shape)
+    if known is None or elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
         return 0
     return int(math.prod(known) * helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
 
 
-_OF_WEIGHT = frozenset({"Conv", "ConvTranspose"})
-_OF_OPERANDS = frozenset({"MatMul", "Gemm"})
-
-
 @dataclass(frozen=True)
 class InferenceWork:
-    """``values`` that the nodes make, ``products`` that are multiplied and added up for them,
-    ``nodes`` that run.
-    """
+    """``values`` made, ``products`` added up for them, ``nodes`` run."""
 
     values: int
     products: int
     nodes: int
 
 
-def inference_work(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> InferenceWork:
-    """Count the work of the main graph's nodes; those whose shapes do not follow from the inputs'
-    count as much as the others do in the mean. Every weight is read at least once. Bodies are not
-    entered.
+def inference_work(graph: Graph, inputs: Inputs) -> InferenceWork:
+    """Count the work of the main graph's nodes; bodies are not entered.
+
+    Nodes whose shapes do not follow from the inputs' count as much as the others do in the mean.
+    Every weight is read at least once.
     """
     shapes = shapes_from(graph, inputs)
     constants = graph.constants
-    values = products = told = 0
+    values = products = counted = 0
     nodes = [n for n in graph.proto.graph.node if any(o and o not in constants for o in n.output)]
     for node in nodes:
-        made = [_count(shapes.get(o)) for o in node.output if o and o not in constants]
-        if any(count is None for count in made):
-            continue
-        told += 1
-        values += sum(count or 0 for count in made)
-        products += (made[0] or 0) * _depth(node, shapes)
-    every = len(nodes) / max(1, told)
-    weights = sum(_values_of(constants, name) for name in constants)
-    return InferenceWork(round(values * every), max(round(products * every), weights), len(nodes))
-
-
-def _values_of(constants: Constants, name: str) -> int:
-    """How many values a constant has, which are not read."""
-    tensor = constants.tensor(name)
-    return constants[name].size if tensor is None else math.prod(tensor.dims)
+        made = [_known(shapes.get(o)) for o in node.output if o and o not in constants]
+        known = [math.prod(shape) for shape in made if shape is not None]
+        if len(known) == len(made):
+            counted += 1
+            values += sum(known)
+            products += known[0] * _depth(node, shapes)
+    scale = len(nodes) / max(1, counted)
+    weights = sum(constants.count(name) for name in constants)
+    return InferenceWork(round(values * scale), max(round(products * scale), weights), len(nodes))
 
 
 def _depth(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int:
-    """How many products are added up for one value of ``node``'s result; 0 where that is not what
-    it does, or cannot be told.
-    """
-    if node.op_type in _OF_WEIGHT:
+    """How many products are added up for one value of ``node``'s result; 0 where unknown."""
+    attributes = {a.name: a.i for a in node.attribute}
+    if node.op_type in ("Conv", "ConvTranspose"):
         weight = _known(shapes.get(node.input[1]))
         if not weight:
             return 0
         # Of a transposed convolution each value of the result has at most a group's channels.
-        group = next((a.i for a in node.attribute if a.name == "group"), 1)
-        return math.prod(weight[1:]) if node.op_type == "Conv" else weight[0] // max(1, group)
-    if node.op_type in _OF_OPERANDS:
+        groups = max(1, attributes.get("group", 1))
+        return math.prod(weight[1:]) if node.op_type == "Conv" else weight[0] // groups
+    if node.op_type in ("MatMul", "Gemm"):
         left = _known(shapes.get(node.input[0]))
-        if not left:
-            return 0
-        transposed = any(a.name == "transA" and a.i for a in node.attribute)
-        return left[0] if transposed else left[-1]
-    if node.op_type == "Einsum":
-        return _summed(node, shapes)
+        if left:
+            return left[0] if attributes.get("transA") else left[-1]
     return 0
 
 
-def _summed(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int:
-    """The sizes of the indices of an Einsum that its result lacks, multiplied."""
-    text = next((a.s.decode() for a in node.attribute if a.name == "equation"), "")
-    terms, arrow, result = text.replace(" ", "").partition("->")
-    sizes: dict[str, int] = {}
-    for term, name in zip(terms.split(","), node.input, strict=False):
-        sizes.update(zip(term, _known(shapes.get(name)) or (), strict=False))
-    return math.prod(size for index, size in sizes.items() if arrow and index not in result)
-
-
 def _known(shape: Shape | None) -> tuple[int, ...] | None:
-    if shape is None or any(size is None for size in shape):
-        return None
-    return tuple(size for size in shape if size is not None)
-
-
-def _count(shape: Shape | None) -> int | None:
-    known = _known(shape)
-    return None if known is None else math.prod(known)
+    sizes = tuple(size for size in shape or () if size is not None)
+    return None if shape is None or len(sizes) < len(shape) else sizes

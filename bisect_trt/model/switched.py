@@ -1,13 +1,12 @@
-"""A part of a switched model, as a model of its own, and the same with its switches written out.
+"""The model for all plans of one base precision: every rounding has a switch that is fed.
 
-A segment whose switches all stand alike needs none, which for networks of thousands of small nodes
-is most of their time.
+A sub-graph of it that is run by a session of its own is a segment (see :mod:`.segments`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import onnx
 from onnx import TensorProto, helper
@@ -44,15 +43,19 @@ class Weight:
     pinned: Precision
 
 
-@dataclass
-class SwitchedModel:
-    """``model`` has the source's inputs, a boolean scalar for each of ``flags`` and a tensor for
-    each of ``weights``.
+@dataclass(frozen=True)
+class Segment:
+    """A switched model, or a part of one that is run by itself.
+
+    ``model`` takes ``takes`` (the source's inputs and tensors of earlier segments), a boolean
+    scalar for each of ``flags`` and a tensor for each of ``weights``; it gives ``gives``.
     """
 
     model: onnx.ModelProto
-    flags: dict[str, Flag] = field(default_factory=dict)
-    weights: dict[str, Weight] = field(default_factory=dict)
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    flags: Mapping[str, Flag]
+    weights: Mapping[str, Weight]
 
 
 @dataclass(frozen=True)
@@ -66,17 +69,24 @@ class _Use:
     otherwise: bool
 
 
-def to_switched(graph: Graph, low: Precision, pin: Precision) -> SwitchedModel:
-    """The model for all plans of one base: each rounding has a switch.
+def to_switched(graph: Graph, low: Precision, pin: Precision, *, selects: bool = False) -> Segment:
+    """The model in which each layer may run in ``low`` or in ``pin``, as one segment.
 
-    The roundings are those of :func:`~bisect_trt.model.roundings.list_roundings`.
+    The roundings are those of :func:`~bisect_trt.model.roundings.list_roundings`. A switch branches
+    to the rounding that is asked for; with ``selects`` it computes both and selects one, which
+    suits a GPU: a branch would wait for the host.
     """
-    return _Writer(graph, low, pin).write()
+    return _Writer(graph, low, pin, selects).write()
+
+
+_HAS_WHERE = 9
+"""The opset that ``Where`` came with."""
 
 
 class _Writer:
-    def __init__(self, graph: Graph, low: Precision, pin: Precision) -> None:
+    def __init__(self, graph: Graph, low: Precision, pin: Precision, selects: bool) -> None:
         self._low, self._pin = low, pin
+        self._selects = selects and graph.opset >= _HAS_WHERE
         model = graph.proto
         self._source = model.graph
         self._of = graph
@@ -89,8 +99,9 @@ class _Writer:
         new = onnx.ModelProto(ir_version=max(model.ir_version, 4))
         new.opset_import.extend(model.opset_import)
         new.functions.extend(model.functions)
-        self._graph = new.graph
-        self._made = SwitchedModel(new)
+        self._model, self._graph = new, new.graph
+        self._flags: dict[str, Flag] = {}
+        self._weights: dict[str, Weight] = {}
         # Those that a switch rounds; a body does as its own layer says, whoever reads it.
         self._switched = {
             r.tensor
@@ -104,7 +115,7 @@ class _Writer:
         # The flag that a layer's result is rounded by, also where that happens further up.
         self._flag_of: dict[str, str] = {}
 
-    def write(self) -> SwitchedModel:
+    def write(self) -> Segment:
         graph, source = self._graph, self._source
         graph.name = source.name or "graph"
         initialised = {t.name for t in source.initializer}
@@ -117,7 +128,9 @@ class _Writer:
             else:
                 self._choose_roundings(index, node)
         drop_unread(graph, set(self._of.float_constants))
-        return self._made
+        switches = self._flags.keys() | self._weights.keys()
+        takes = tuple(i.name for i in graph.input if i.name not in switches)
+        return Segment(self._model, takes, self._of.outputs, self._flags, self._weights)
 
     def _choose_roundings(self, index: int, node: onnx.NodeProto) -> None:
         new = onnx.NodeProto()
@@ -176,8 +189,8 @@ class _Writer:
         alone = len(read) == 1 and len(node.output) == 1 and self._only_reader(source) == index
         if name is None or not alone:
             return False
-        flag = self._made.flags[name]
-        self._made.flags[name] = replace(flag, on=(*flag.on, self._of.names[reader]))
+        flag = self._flags[name]
+        self._flags[name] = replace(flag, on=(*flag.on, self._of.names[reader]))
         self._flag_of[tensor] = name
         return True
 
@@ -192,7 +205,7 @@ class _Writer:
         pin = self._pin if by_pin else Precision.FP32
         if rounding.constant:
             name = self._rounder.fresh(f"{tensor}__weight")
-            self._made.weights[name] = Weight(tensor, layer, low, pin)
+            self._weights[name] = Weight(tensor, layer, low, pin)
             shape = self._of.float_constants[tensor].shape
             self._graph.input.append(helper.make_tensor_value_info(name, FLOAT, shape))
             return name
@@ -224,23 +237,36 @@ class _Writer:
 
     def _switch(self, flag: Flag, source: str, target: str, low: Precision, pin: Precision) -> str:
         """The flag's name; ``target`` is ``source`` rounded to the one or the other."""
+        name, asked = self._rounder.fresh(f"switch_{target}"), self._flag(flag)
+        if self._selects:
+            choices = [self._rounded(self._graph, source, target, p) for p in (low, pin)]
+            self._graph.node.append(helper.make_node("Where", [asked, *choices], [target], name))
+            return asked
         bodies = {}
         for branch, precision in (("then_branch", low), ("else_branch", pin)):
-            result = self._rounder.fresh(f"{target}__{branch}")
             body = onnx.GraphProto(name=branch)
-            body.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, None))
-            if precision is Precision.FP32:
+            result = self._rounded(body, source, f"{target}__{branch}", precision)
+            if result == source:
+                result = self._rounder.fresh(f"{target}__{branch}")
                 body.node.append(helper.make_node("Identity", [source], [result]))
-            else:
-                self._rounder.round(Frame(Scope(), body, None), source, result, precision)
+            body.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, None))
             bodies[branch] = body
-        name, asked = self._rounder.fresh(f"switch_{target}"), self._flag(flag)
         self._graph.node.append(helper.make_node("If", [asked], [target], name=name, **bodies))
         return asked
 
+    def _rounded(
+        self, graph: onnx.GraphProto, source: str, target: str, precision: Precision
+    ) -> str:
+        """The tensor of ``graph`` that is ``source`` rounded to ``precision``."""
+        if precision is Precision.FP32:
+            return source
+        result = self._rounder.fresh(f"{target}__{precision}")
+        self._rounder.round(Frame(Scope(), graph, None), source, result, precision)
+        return result
+
     def _flag(self, flag: Flag) -> str:
         name = self._rounder.fresh(f"lower_{flag.on[0]}")
-        self._made.flags[name] = flag
+        self._flags[name] = flag
         self._graph.input.append(helper.make_tensor_value_info(name, TensorProto.BOOL, []))
         return name
 
@@ -286,82 +312,11 @@ def _use(index: int, node: onnx.NodeProto, its: NodeRoundings, tensor: str, capt
     )
 
 
-@dataclass(frozen=True)
-class Segment:
-    """``model`` takes ``takes`` (the model's inputs and tensors of earlier segments), a boolean for
-    each of ``flags`` and a tensor for each of ``weights``, and gives ``gives``.
-    """
-
-    model: onnx.ModelProto
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
-    flags: Mapping[str, Flag]
-    weights: Mapping[str, Weight]
-
-
-def settled(segment: Segment, on: Collection[str]) -> Segment:
-    """``segment`` with its switches written out as they stand; kernels, and so numbers, stay."""
-    source = segment.model.graph
-    target = onnx.ModelProto(ir_version=segment.model.ir_version)
-    target.opset_import.extend(segment.model.opset_import)
-    target.functions.extend(segment.model.functions)
-    graph = target.graph
-    graph.name = source.name
-    graph.initializer.extend(source.initializer)
-    graph.output.extend(source.output)
-    graph.value_info.extend(source.value_info)
-    switches = [is_switch(node, segment.flags) for node in source.node]
-    pairs = list(zip(source.node, switches, strict=True))
-    # A name that a body reads, or that leaves the segment, stays.
-    fixed = {t for n, switch in pairs if not switch for t in captured_names(n)}
-    fixed.update(segment.gives)
-    alias: dict[str, str] = {}
-    for node, switch in pairs:
-        if not switch:
-            _append(graph, node, alias)
-            continue
-        (name,) = node.output
-        branch = next(a.g for a in node.attribute if a.name == _BRANCH[node.input[0] in on])
-        if len(branch.node) == 1 and branch.node[0].op_type == "Identity" and name not in fixed:
-            inside = branch.node[0].input[0]
-            alias[name] = alias.get(inside, inside)
-            continue
-        graph.initializer.extend(branch.initializer)
-        for inner in branch.node:
-            _append(graph, inner, alias, {branch.output[0].name: name})
-    read = {t for n in graph.node for t in (*n.input, *captured_names(n))}
-    graph.input.extend(i for i in source.input if i.name in read)
-    flags = {name: flag for name, flag in segment.flags.items() if name in read}
-    # A model may have an input that no node reads.
-    takes = tuple(name for name in segment.takes if name in read)
-    return Segment(target, takes, segment.gives, flags, segment.weights)
-
-
-def _append(
-    graph: onnx.GraphProto,
-    node: onnx.NodeProto,
-    alias: Mapping[str, str],
-    renamed: Mapping[str, str] | None = None,
-) -> None:
-    """Add a copy of ``node`` that reads through ``alias`` and gives under other names."""
-    graph.node.append(node)
-    added = graph.node[-1]
-    for slot, name in enumerate(added.input):
-        if name in alias:
-            added.input[slot] = alias[name]
-    for slot, name in enumerate(added.output):
-        if renamed and name in renamed:
-            added.output[slot] = renamed[name]
-
-
-_BRANCH = {True: "then_branch", False: "else_branch"}
-
-
 _ROUNDS = frozenset({"Identity", "Cast", "Mul", "Sub"})
 
 
 def is_switch(node: onnx.NodeProto, flags: Collection[str]) -> bool:
-    """Whether ``node`` chooses between two roundings of one tensor, and nothing else."""
+    """Whether ``node`` branches to one of two roundings of a tensor."""
     return (
         node.op_type == "If"
         and node.input[0] in flags

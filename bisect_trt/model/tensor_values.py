@@ -6,12 +6,9 @@ import math
 import mmap
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from sys import intern
-from threading import Lock
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import onnx
@@ -27,199 +24,8 @@ from bisect_trt.metrics.rounding import rounded, to_storage
 from bisect_trt.model.precision_rules import FLOAT, is_standard
 from bisect_trt.model.tensor_types import subgraphs
 
-_PAGE = mmap.PAGESIZE
-_maps: WeakValueDictionary[str, _Map] = WeakValueDictionary()
-_alone = Lock()
-
-
-class _Map(mmap.mmap):
-    """A file in memory; lives as long as an array of it."""
-
-    stamp: tuple[int, int, int]
-
-
-def mapped(path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...]) -> NDArray[Any]:
-    """A part of a file, read only. It is not copied, and need not be aligned.
-
-    Raises:
-        BadInputError: the file is gone, shorter, or not the one that was mapped before.
-    """
-    count = int(np.prod(shape, dtype=np.int64))
-    if not count:
-        return np.empty(shape, dtype)
-    try:
-        found = np.frombuffer(_map_of(path), dtype, count, offset)
-    except (OSError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise MachineError(
-                f"{path}: there is no room to map it ({error}); raise the limit (ulimit -v), or "
-                "use a machine with more memory"
-            ) from error
-        raise BadInputError(f"{path}: cannot be read ({error})") from error
-    return found.reshape(shape)
-
-
-def let_go(array: NDArray[Any]) -> None:
-    """Give back the memory of an array of :func:`mapped`: it is read again when it is looked at.
-    Nothing where it is none, or where the system knows no such advice.
-    """
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    whole = base.obj if isinstance(base, memoryview) else base
-    if not isinstance(whole, _Map) or not hasattr(whole, "madvise"):
-        return
-    begin = array.ctypes.data - np.frombuffer(whole, np.uint8).ctypes.data
-    # Pages at its ends are the neighbours' too; they are read again as easily.
-    first = begin // _PAGE * _PAGE
-    whole.madvise(mmap.MADV_DONTNEED, first, min(begin + array.nbytes, len(whole)) - first)
-
-
-def _map_of(path: str) -> _Map:
-    with _alone:
-        status = os.stat(path)
-        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-        found = _maps.get(path)
-        if found is None:
-            with Path(path).open("rb") as stream:
-                found = _Map(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            found.stamp = stamp
-            _maps[path] = found
-        elif found.stamp != stamp:
-            raise BadInputError(f"{path}: was changed while it was in use; run the command again")
-        return found
-
-
-LEAST = 1 << 16
-"""Bytes from which on a tensor stays in its file; many small ones are read faster than found."""
-
-EMBEDDED = "\0embedded"
-"""The location of what lies in the model's own file: no file's name, which zero bytes cannot be
-part of."""
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_INSIDE: Mapping[str, Mapping[int, str]] = {
-    "model": {7: "graph"},
-    "graph": {1: "node", 5: "tensor"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
-}
-"""By message the fields that may hold large tensors, and what they are (onnx.proto)."""
-
-_FLOAT_DATA, _DATA_TYPE, _RAW_DATA, _EXTERNAL, _LOCATION = 4, 2, 9, 13, 14
-
-
-class WireError(ValueError):
-    """These bytes are no protobuf message."""
-
-
-@dataclass(frozen=True)
-class _Field:
-    """One field of a message: ``begin`` is where its tag stands, ``content`` where its value
-    begins, ``end`` what follows.
-    """
-
-    number: int
-    kind: int
-    begin: int
-    content: int
-    end: int
-
-
-def without_large_values(data: memoryview) -> bytes:
-    """The serialised model ``data`` with ranges of itself in place of its large values.
-
-    Raises:
-        WireError: it is no protobuf message.
-    """
-    return b"".join(_parts(data, 0, len(data), "model"))
-
-
-def _parts(data: memoryview, begin: int, end: int, kind: str) -> Iterator[bytes | memoryview]:
-    inside = _INSIDE[kind]
-    kept = begin
-    for field in _fields(data, begin, end):
-        inner = inside.get(field.number)
-        if inner is None or field.kind != _BYTES or field.end - field.content < LEAST:
-            continue
-        if inner == "tensor":
-            found = _without_values(data, field.content, field.end)
-            if found is None:
-                continue
-        else:
-            found = b"".join(_parts(data, field.content, field.end, inner))
-        yield data[kept : field.begin]
-        yield tag_of(field.number, len(found)) + found
-        kept = field.end
-    yield data[kept:end]
-
-
-def _without_values(data: memoryview, begin: int, end: int) -> bytes | None:
-    """A tensor with the place of its values; None where they have none to point at."""
-    fields = list(_fields(data, begin, end))
-    if any(f.number in (_EXTERNAL, _LOCATION) for f in fields):
-        return None
-    types = [_varint(data, f.content, end)[0] for f in fields if f.number == _DATA_TYPE]
-    # Packed floats are their bytes one after the other, as raw data is.
-    validation = (_RAW_DATA, _FLOAT_DATA) if types == [TensorProto.FLOAT] else (_RAW_DATA,)
-    values = [f for f in fields if f.number in validation and f.kind == _BYTES]
-    if len(values) != 1 or values[0].end - values[0].content < LEAST:
-        return None
-    value = values[0]
-    place = TensorProto(data_location=TensorProto.EXTERNAL)
-    length = value.end - value.content
-    for key, text in (("location", EMBEDDED), ("offset", value.content), ("length", length)):
-        entry = place.external_data.add()
-        entry.key, entry.value = key, str(text)
-    return b"".join((data[begin : value.begin], data[value.end : end], place.SerializeToString()))
-
-
-def _fields(data: memoryview, begin: int, end: int) -> Iterator[_Field]:
-    position = begin
-    while position < end:
-        tag, content = _varint(data, position, end)
-        number, kind = tag >> 3, tag & 7
-        if kind == _VARINT:
-            after = _varint(data, content, end)[1]
-        elif kind == _BYTES:
-            length, content = _varint(data, content, end)
-            after = content + length
-        elif kind in (_FIXED64, _FIXED32):
-            after = content + (8 if kind == _FIXED64 else 4)
-        else:
-            raise WireError(f"field {number} is of the kind {kind}")
-        if after > end or number == 0:
-            raise WireError(f"field {number} ends behind its message")
-        yield _Field(number, kind, position, content, after)
-        position = after
-
-
-def _varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
-    """(value, position behind it)."""
-    value = shift = 0
-    while position < end and shift < 70:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-    raise WireError("a number does not end")
-
-
-def tag_of(number: int, length: int) -> bytes:
-    """What stands before the ``length`` bytes of the field ``number``."""
-    return _written(number << 3 | _BYTES) + _written(length)
-
-
-def _written(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
-
+MAPPED_BYTES = 1 << 16
+"""From this size on a tensor stays in its external file; small ones are read faster than mapped."""
 
 PACKED = {
     getattr(TensorProto, name, -1): bits
@@ -227,19 +33,8 @@ PACKED = {
 }
 """The bits of types with several values to a byte; -1 are those that an older onnx lacks."""
 
-_ROUNDED, _SOURCE = "rounded", "source"
-_VALUES = (
-    "raw_data",
-    "float_data",
-    "int32_data",
-    "int64_data",
-    "double_data",
-    "uint64_data",
-)
-"""Where a tensor that is in no file may hold its values; ONNX's checker refuses both."""
-
-_A_SUBGRAPH = BLOCK // 4
-"""Elements that a thread rounds at a time: of sixteen threads each has some copies of them."""
+_ROUNDED, _SOURCE, _STAMP = "rounded", "source", "checksum"
+_VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 
 @dataclass(frozen=True)
@@ -247,6 +42,7 @@ class Place:
     """Where a tensor's values lie: ``length`` bytes from ``offset`` on in the file ``path``.
 
     ``rounding`` is what the FP32 values there become first, ``source`` the constant that they are.
+    ``stamp`` tells the file from a later one of its name; blank for a file that we write.
     """
 
     path: str
@@ -254,46 +50,104 @@ class Place:
     length: int
     rounding: Precision | None = None
     source: str = ""
+    stamp: str = ""
 
 
 def place_of(tensor: TensorProto) -> Place | None:
     """Where the values of ``tensor`` lie; None where it holds them itself."""
     if not uses_external_data(tensor):
         return None
-    said = {entry.key: entry.value for entry in tensor.external_data}
-    rounding = Precision(said[_ROUNDED]) if _ROUNDED in said else None
-    offset, length = int(said.get("offset") or 0), int(said.get("length") or 0)
-    return Place(said["location"], offset, length, rounding, said.get(_SOURCE, ""))
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return Place(
+        entries["location"],
+        int(entries.get("offset") or 0),
+        int(entries.get("length") or 0),
+        Precision(entries[_ROUNDED]) if _ROUNDED in entries else None,
+        entries.get(_SOURCE, ""),
+        entries.get(_STAMP, ""),
+    )
 
 
 def put_at(tensor: TensorProto, place: Place) -> None:
     """Let ``tensor`` have its values at ``place``."""
-    said = {"location": place.path, "offset": str(place.offset), "length": str(place.length)}
+    entries = {"location": place.path, "offset": str(place.offset), "length": str(place.length)}
     if place.rounding is not None:
-        said |= {_ROUNDED: place.rounding.value, _SOURCE: place.source}
-    for held in _VALUES:
+        entries |= {_ROUNDED: place.rounding.value, _SOURCE: place.source}
+    if place.stamp:
+        entries[_STAMP] = place.stamp
+    for held in _VALUES:  # ONNX's checker refuses values in two places
         tensor.ClearField(held)
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in said.items():
-        entry = tensor.external_data.add()
-        entry.key, entry.value = key, value
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+
+
+def take_in(tensor: TensorProto) -> None:
+    """Let ``tensor`` hold its values itself, in place."""
+    if place_of(tensor) is not None:
+        tensor.raw_data = b"".join(chunks_of(tensor))
+        tensor.ClearField("data_location")
+        del tensor.external_data[:]
+
+
+def stamp_of(path: str) -> str:
+    """What tells that a file was written again.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    status = os.stat(path)
+    return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+
+
+def _mapped(place: Place, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The values in a file in one dimension, read only and not copied.
+
+    Raises:
+        BadInputError: the file is gone, shorter, or was written again.
+    """
+    try:
+        if place.stamp and stamp_of(place.path) != place.stamp:
+            raise BadInputError(
+                f"{place.path}: was changed while it was in use; run the command again"
+            )
+        count = place.length // dtype.itemsize
+        if not count:
+            return np.empty(0, dtype)
+        return np.memmap(place.path, dtype, "r", place.offset, (count,)).view(np.ndarray)
+    except (OSError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise MachineError(
+                f"{place.path}: there is no room to map it ({error}); raise the limit (ulimit -v), "
+                "or use a machine with more memory"
+            ) from error
+        raise BadInputError(f"{place.path}: cannot be read ({error})") from error
+
+
+def let_go(array: NDArray[Any]) -> None:
+    """Give back the memory of a mapped array, which is read again when it is looked at."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def all_tensors(graph: onnx.GraphProto) -> list[TensorProto]:
     """Initialisers and attributes, those of bodies too, and what sparse ones are made of."""
     tensors = list(graph.initializer)
-    for sparse in graph.sparse_initializer:
-        tensors += (sparse.values, sparse.indices)
+    sparse = list(graph.sparse_initializer)
     for node in graph.node:
         if not node.attribute:
             continue
         for a in node.attribute:
             tensors += (a.t,) if a.HasField("t") else a.tensors
-            for sparse in (a.sparse_tensor,) if a.HasField("sparse_tensor") else a.sparse_tensors:
-                tensors += (sparse.values, sparse.indices)
+            sparse += (a.sparse_tensor,) if a.HasField("sparse_tensor") else a.sparse_tensors
         for _, body in subgraphs(node):
             tensors += all_tensors(body)
+    for each in sparse:
+        tensors += (each.values, each.indices)
     return tensors
 
 
@@ -306,14 +160,14 @@ def array_of(tensor: TensorProto) -> NDArray[Any]:
     place = place_of(tensor)
     if place is None:
         return numpy_helper.to_array(tensor)
-    shape = tuple(tensor.dims)
     if tensor.data_type in PACKED:
-        raw = mapped(place.path, np.dtype(np.uint8), place.offset, (place.length,))
-        held = TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=raw.tobytes())
+        held = TensorProto()
+        held.CopyFrom(tensor)
+        take_in(held)
         return numpy_helper.to_array(held)
     if place.rounding is None:
-        return mapped(place.path, element_type(tensor), place.offset, shape)
-    exact = mapped(place.path, np.dtype(np.float32), place.offset, shape)
+        return _mapped(place, element_type(tensor)).reshape(tensor.dims)
+    exact = _mapped(place, np.dtype(np.float32)).reshape(tensor.dims)
     found = rounded_values(exact, place.rounding, element_type(tensor))
     let_go(exact)
     return found
@@ -327,14 +181,14 @@ def element_type(tensor: TensorProto) -> np.dtype[Any]:
 def rounded_values(
     exact: NDArray[np.float32], precision: Precision, dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """``exact`` rounded, block by block and on several threads: nothing else of its size is made."""
+    """``exact`` rounded block by block on several threads, so that nothing else grows with it."""
     found = np.empty(exact.shape, dtype)
     source, target = flat(exact), flat(found)
 
     def fill(part: slice) -> None:
         target[part] = _rounded(source[part], precision, dtype)
 
-    for _ in in_order(fill, slices(source.size, _A_SUBGRAPH)):
+    for _ in in_order(fill, slices(source.size, BLOCK // 4)):
         pass
     return found
 
@@ -342,66 +196,54 @@ def rounded_values(
 def rounded_tensor(
     tensor: TensorProto | None,
     arrays: Mapping[str, NDArray[np.float32]],
+    *,
     source: str,
     name: str,
     precision: Precision,
     elem_type: int,
 ) -> TensorProto:
-    """An FP32 constant rounded, as an initialiser."""
+    """The FP32 constant ``source`` rounded, as an initialiser; one in a file is rounded later."""
     place = place_of(tensor) if tensor is not None else None
     if tensor is not None and place is not None and place.rounding is None:
         new = TensorProto(name=name, data_type=elem_type, dims=tensor.dims)
-        put_at(new, Place(place.path, place.offset, place.length, precision, source))
+        put_at(new, replace(place, rounding=precision, source=source))
         return new
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(elem_type))
     return numpy_helper.from_array(rounded_values(arrays[source], precision, dtype), name)
 
 
-def subgraphs_of(tensor: TensorProto) -> Iterator[bytes]:
-    """The bytes of a tensor's values as ONNX's ``raw_data`` has them; of one whose values lie in a
-    file a few megabytes at a time.
+def chunks_of(tensor: TensorProto) -> Iterator[bytes]:
+    """The bytes of a tensor's values as ``raw_data`` has them, a few megabytes at a time.
 
     Raises:
         BadInputError: the file has changed.
     """
     place = place_of(tensor)
     if place is None:
-        if tensor.HasField("raw_data"):
-            yield tensor.raw_data
-        elif tensor.data_type in PACKED:
-            yield numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
-        else:
-            yield numpy_helper.to_array(tensor).tobytes()
+        listed = not tensor.HasField("raw_data")
+        yield (numpy_helper.from_array(array_of(tensor)) if listed else tensor).raw_data
         return
-    plain = place.rounding is None
-    source: np.dtype[Any] = np.dtype(np.uint8 if plain else np.float32)
-    values = mapped(place.path, source, place.offset, (place.length // source.itemsize,))
-    if place.rounding is None:
-        for part in slices(values.size, 4 * BLOCK):
-            yield values[part].tobytes()
-            let_go(values[part])
-        return
-    precision, dtype = place.rounding, element_type(tensor)
-
-    def subgraph(part: slice) -> bytes:
-        found = _rounded(values[part], precision, dtype).tobytes()
-        let_go(values[part])
-        return found
-
-    yield from in_order(subgraph, slices(values.size, _A_SUBGRAPH))
+    values = _mapped(place, np.dtype(np.uint8 if place.rounding is None else np.float32))
+    for part in slices(values.size):
+        block = values[part]
+        if place.rounding is not None:
+            block = _rounded(block, place.rounding, element_type(tensor))
+        yield block.tobytes()
+        let_go(values)
 
 
 def size_of(tensor: TensorProto) -> int:
-    """The bytes of its values; 0 for text."""
-    if tensor.data_type == TensorProto.STRING:
-        return 0
+    """The bytes of its values, of which none are read; 0 for text."""
     place = place_of(tensor)
     if place is not None and place.rounding is None:
         return place.length
-    count = int(math.prod(tensor.dims))
-    if tensor.data_type in PACKED:
-        return -(-count * PACKED[tensor.data_type] // 8)
-    return int(count * element_type(tensor).itemsize)
+    return 0 if tensor.data_type == TensorProto.STRING else shape_bytes(tensor)
+
+
+def shape_bytes(tensor: TensorProto) -> int:
+    """The bytes of as many values as its shape has."""
+    bits: int = PACKED.get(tensor.data_type) or 8 * element_type(tensor).itemsize
+    return -(-int(math.prod(tensor.dims)) * bits // 8)
 
 
 def _rounded(
@@ -460,6 +302,11 @@ class Constants(Mapping[str, NDArray[Any]]):
         """Give back the memory of those that are mapped; they are read again when needed."""
         for array in self._known.values():
             let_go(array)
+
+    def count(self, name: str) -> int:
+        """How many values the constant ``name`` has, of which none are read."""
+        value = self._kept[name]
+        return value.size if isinstance(value, np.ndarray) else math.prod(value.dims)
 
     def tensor(self, name: str) -> TensorProto | None:
         """The constant ``name`` as ONNX has it; None where it is an attribute's number."""

@@ -1,13 +1,14 @@
-"""What says that a subgraph is bad: an engine, or a command."""
+"""Says whether a subgraph is bad: by an engine's answers, or by a command's exit code."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,26 @@ from bisect_trt.runners.base import Repeated, Runner
 from bisect_trt.runners.reference import Recorded, outputs_of
 from bisect_trt.runners.second_emulator import WholeModelRunner
 
+MODEL = "model.onnx"
+INPUTS = "inputs.npz"
+EXPECTED = "expected.npz"
+
+BAD_SHARE = 0.25
+"""A subgraph that is bad in this share of processes is seen to be so with 95 % confidence."""
+
+PROCESSES = copies_needed(1.0 - BAD_SHARE, CONFIDENCE)
+
+ROUNDING_FACTOR = 10.0
+"""Engines sum in other orders, and some in FP16, which no rounding of inputs and outputs shows."""
+
+_SUM_ERROR = 32 * 2.0**-23
+"""Of the largest value: sums of thousands of FP32 terms are off by so much where terms cancel."""
+
+_BF16_TO_FP32 = 2.0**-16
+
+_FLIPPED_SHARE = 1e-2
+"""Integers and truth values that may be others: close decisions fall either way."""
+
 
 class Suspect(StrEnum):
     """In which way a subgraph is bad."""
@@ -52,9 +73,9 @@ class Observation:
 
     ``runs`` are all inferences, ``wrong`` those whose error no rounding explains; ``worst`` is the
     largest error in multiples of what is allowed. ``differing`` counts the processes that gave the
-    same input more than one answer. ``failure`` are the engine's words where it does not build or
-    run, or a command's that calls the subgraph bad (``by_command``), ``verdict`` how that ended,
-    ``allowed`` the allowance by output, ``breaks`` the outputs that rounding alone breaks.
+    same input more than one answer. ``failure`` are the words of an engine that does not build or
+    run, or of a command that calls the subgraph bad (``by_command``), ``verdict`` how that ended.
+    ``allowed`` and ``breaks`` are those of :class:`Allowance`.
     """
 
     processes: int = 0
@@ -81,8 +102,8 @@ class Observation:
 class Budget:
     """What is left of the engine builds, or calls of a command, and of the time."""
 
-    def __init__(self, most: int | None, time_budget: TimeBudget | None = None) -> None:
-        self._most = most
+    def __init__(self, limit: int | None, time_budget: TimeBudget | None = None) -> None:
+        self._limit = limit
         self._time = time_budget
         self.spent = 0
 
@@ -91,36 +112,31 @@ class Budget:
         """Whether none is left."""
         if self._time is not None and self._time.left_s <= 0.0:
             return True
-        return self._most is not None and self.spent >= self._most
+        return self._limit is not None and self.spent >= self._limit
 
-    def spend(self) -> None:
-        """Count one.
-
-        Raises:
-            BudgetSpentError: none is left.
-        """
+    def spend(self, wanted: int = 1) -> int:
+        """Take up to ``wanted``, and say how many were left; raises BudgetSpentError if none."""
         if self.is_spent:
             raise BudgetSpentError
-        self.spent += 1
+        taken = wanted if self._limit is None else min(wanted, self._limit - self.spent)
+        self.spent += taken
+        return taken
 
 
 @dataclass(frozen=True)
 class Specimen:
-    """``model`` is FP32; ``expected`` holds its outputs for ``sample`` on ONNX Runtime, by name.
-
-    ``reseeded`` says that its weights are not the model's own.
-    """
+    """A subgraph as an FP32 model, with its inputs and its outputs on ONNX Runtime, by name."""
 
     subgraph: Subgraph
     model: onnx.ModelProto
     sample: Sample
     expected: Mapping[str, NDArray[Any]]
-    reseeded: bool = False
 
-    @property
-    def key(self) -> tuple[Subgraph, bool]:
-        """What tells it from others of its model."""
-        return self.subgraph, self.reseeded
+    def write(self, folder: Path) -> None:
+        """Its model, inputs and expected outputs as files."""
+        save_model(self.model, folder / MODEL)
+        write_npz(folder / INPUTS, self.sample.arrays)
+        write_npz(folder / EXPECTED, self.expected)
 
 
 class Specimens:
@@ -151,21 +167,12 @@ class Specimens:
             declare_shapes(model, expected)
         return Specimen(subgraph, model, Sample(self._sample.name, inputs), expected)
 
-    def with_weights(self, specimen: Specimen, model: onnx.ModelProto) -> Specimen:
-        """``specimen`` with the weights of ``model``, and what it then gives. Raises as
-        :meth:`of`.
-        """
-        expected = outputs_of(model, specimen.sample.arrays, self._sample.name)
-        return replace(specimen, model=model, expected=expected, reseeded=True)
-
-    def described(self, subgraph: Subgraph) -> tuple[tuple[str, str], ...]:
+    def operators(self, subgraph: Subgraph) -> tuple[tuple[str, str], ...]:
         """The kept nodes in the file's order, each with its operator."""
         return tuple((n, self._extractor.operator(n)) for n in self.nodes if n in subgraph.kept)
 
     def bypasses(self, subgraph: Subgraph) -> list[Bypass]:
-        """Those that can be made in ``subgraph``: a node that gives one tensor gives way to an
-        input of the same type and shape.
-        """
+        """Nodes of one output that can give way to an input of the same type and shape."""
         found = []
         for node in (n for n in self.nodes if n in subgraph.kept):
             sources, outputs = self._extractor.tensors(node)
@@ -184,42 +191,30 @@ class Specimens:
         return found
 
 
-FACTOR = 10.0
-"""Engines sum in other orders, and some in FP16, which no rounding of inputs and outputs shows."""
-
-_ULPS = 32 * 2.0**-23
-"""Of the largest value: sums of thousands of terms in FP32, one after the other, are off by so
-much where the terms cancel."""
-
-_BF16_TO_FP32 = 2.0**-16
-
-_FLIPPED = 1e-2
-"""Of integers and truth values, the share that may be others: close decisions fall either way."""
-
-
 @dataclass(frozen=True)
 class Allowance:
-    """What rounding explains, by output: ``most`` is the largest error of floats, in their own
-    units, or the share of the others that may differ; ``breaks`` are outputs in which rounding
-    alone makes NaN or infinities.
+    """What rounding explains, by output.
+
+    ``allowed`` is the largest error of floats, in their own units, or the share of the others that
+    may differ. ``breaks`` are outputs in which rounding alone makes NaN or infinities.
     """
 
-    most: Mapping[str, float]
+    allowed: Mapping[str, float]
     breaks: frozenset[str]
 
     def used(self, expected: Arrays, found: Arrays) -> float:
-        """The error of ``found`` in multiples of what is allowed, the worst output's; infinite for
-        another shape, and for NaN or infinities that rounding does not explain.
-        """
-        return max((self._used(n, expected[n], found[n]) for n in self.most), default=0.0)
+        """The worst output's error in multiples of what is allowed.
 
-    def _used(self, name: str, expected: NDArray[Any], found: NDArray[Any]) -> float:
-        size, broken = _error(expected, found)
-        if broken and name not in self.breaks:
-            return float("inf")
-        if size == 0.0:
-            return 0.0
-        return size / self.most[name] if self.most[name] > 0.0 else float("inf")
+        It is infinite for another shape, and for NaN or infinities that rounding does not explain.
+        """
+        worst = 0.0
+        for name, allowed in self.allowed.items():
+            size, broken = _error(expected[name], found[name])
+            if broken and name not in self.breaks:
+                return math.inf
+            if size > 0.0:
+                worst = max(worst, size / allowed if allowed > 0.0 else math.inf)
+        return worst
 
 
 def what_rounding_explains(
@@ -227,9 +222,9 @@ def what_rounding_explains(
 ) -> Allowance:
     """The allowance of an FP32 model that runs at ``precision``, on one sample."""
     roundings = [(precision, 1.0)]
-    if precision is Precision.FP32:
+    if precision is Precision.FP32:  # BF16's error shows how the model passes errors on
         roundings.append((Precision.BF16, _BF16_TO_FP32))
-    most = {name: _least(array) for name, array in expected.items()}
+    allowed = {name: _always_allowed(array) for name, array in expected.items()}
     breaks = set[str]()
     runner = WholeModelRunner(Graph(model))
     for emulated, scale in roundings:
@@ -239,10 +234,10 @@ def what_rounding_explains(
             continue
         for name, array in expected.items():
             size, broken = _error(array, found[name])
-            most[name] = max(most[name], FACTOR * scale * size)
+            allowed[name] = max(allowed[name], ROUNDING_FACTOR * scale * size)
             if broken and emulated is precision:
                 breaks.add(name)
-    return Allowance(most, frozenset(breaks))
+    return Allowance(allowed, frozenset(breaks))
 
 
 def _error(expected: NDArray[Any], found: NDArray[Any]) -> tuple[float, bool]:
@@ -255,19 +250,11 @@ def _error(expected: NDArray[Any], found: NDArray[Any]) -> tuple[float, bool]:
     return (error.max_abs if np.isfinite(error.max_abs) else 0.0), not error.finite
 
 
-def _least(expected: NDArray[Any]) -> float:
-    """What is allowed whatever the emulation says."""
+def _always_allowed(expected: NDArray[Any]) -> float:
     if expected.dtype.kind != "f":
-        return _FLIPPED
+        return _FLIPPED_SHARE
     finite = np.abs(expected[np.isfinite(expected)])
-    return FACTOR * _ULPS * float(finite.max()) if finite.size else 0.0
-
-
-BAD_SHARE = 0.25
-"""A subgraph in which this share of processes is bad would be seen to be so with this
-confidence."""
-
-PROCESSES = copies_needed(1.0 - BAD_SHARE, CONFIDENCE)
+    return ROUNDING_FACTOR * _SUM_ERROR * float(finite.max(initial=0.0))
 
 
 class ClosableRunner(Runner, Protocol):
@@ -278,10 +265,10 @@ class ClosableRunner(Runner, Protocol):
         ...
 
 
-_Answer = Mapping[str, NDArray[Any]] | RunnerFailedError | None
-
 OpenRunner = Callable[[Graph, Sequence[Sample]], ClosableRunner]
 """Opens a runner of a model in a fresh process. One that can build and not run gives no outputs."""
+
+_Answer = Mapping[str, NDArray[Any]] | RunnerFailedError | None
 
 
 class EngineTrials:
@@ -294,122 +281,87 @@ class EngineTrials:
         explained: Precision,
         budget: Budget,
         workers: int = 1,
-        processes: int = PROCESSES,
     ) -> None:
         self._opens = opens
         self.precision = precision
-        self.explained = explained
+        self.explained = explained  # the precision whose rounding is allowed for
         self.budget = budget
         self.versions: Mapping[str, str] = {}
         self.facts: Mapping[str, Any] = {}
-        self._workers, self._processes = workers, processes
+        self.known: dict[Subgraph, Observation] = {}  # as last tried
+        self._workers = workers
         self._whole = Observation()
-        self._names = frozenset[str]()
-        self._known: dict[tuple[Subgraph, bool], Observation] = {}
+        self._names = set[str]()
 
     def try_whole(self, specimen: Specimen) -> Observation:
-        """What the whole model shows, in as many processes as it takes to tell not reproducible
-        from wrong; subgraphs are compared with it.
-        """
-        self._names = _names_of(specimen.model)
-        self._whole = self._seen(
-            specimen,
-            self._processes,
-            lambda s: s.suspect in (Suspect.FAILED, Suspect.NOT_REPRODUCIBLE),
-        )
+        """What the whole model shows, in enough processes to tell not reproducible from wrong."""
+        nodes = specimen.model.graph.node
+        self._names = {name for n in nodes for name in (n.name, *n.input, *n.output) if name}
+        until = (Suspect.FAILED, Suspect.NOT_REPRODUCIBLE)
+        self._whole = self._observe(specimen, PROCESSES, until)
         return self._whole
 
     def ask(self, specimen: Specimen) -> Verdict:
-        """PASS where the subgraph is bad as the whole was: its engine fails in the same words, or
-        is wrong or not reproducible. What was wrong each time is asked once.
-        """
-        most = 1 if self._whole.suspect is Suspect.WRONG else self._processes
-        seen = self._until_bad(specimen, most)
-        if self._whole.suspect is Suspect.FAILED:
-            return self._same_failure(seen)
-        if seen.failure:
-            return seen.verdict
-        return Verdict.PASS if seen.suspect is not None else Verdict.FAIL
+        """PASS where the subgraph is bad as the whole was.
 
-    def look(self, specimen: Specimen) -> Observation:
+        That is: it fails in the same words, or is wrong or not reproducible. Where the whole was
+        wrong each time, one process is asked.
+        """
+        seen = self.look(specimen, 1 if self._whole.suspect is Suspect.WRONG else PROCESSES)
+        if not seen.failure:
+            bad = seen.suspect is not None and self._whole.suspect is not Suspect.FAILED
+            return Verdict.PASS if bad else Verdict.FAIL
+        if self._whole.suspect is Suspect.FAILED and seen.verdict is self._whole.verdict:
+            words, before = (failure_words(s.failure, self._names) for s in (seen, self._whole))
+            return Verdict.PASS if words == before else seen.verdict
+        return seen.verdict
+
+    def look(self, specimen: Specimen, processes: int = PROCESSES) -> Observation:
         """What the model shows in all processes, or until it is bad.
 
         Raises:
             BudgetSpentError: the builds were spent before either.
         """
-        return self._until_bad(specimen, self._processes)
-
-    def figures(self, specimen: Specimen) -> Observation:
-        """What the subgraph shows in all processes; where the budget is spent, in those of
-        before."""
-        if self.budget.is_spent:
-            return self.known(specimen)
-        seen = self._seen(specimen, self._processes, lambda s: s.suspect is Suspect.FAILED)
-        return self._with_allowance(seen, specimen)
-
-    def known(self, specimen: Specimen) -> Observation:
-        """What ``specimen`` showed when it was last asked about."""
-        return self._with_allowance(self._known[specimen.key], specimen)
-
-    def _until_bad(self, specimen: Specimen, processes: int) -> Observation:
-        seen = self._seen(specimen, processes, lambda s: s.suspect is not None)
+        seen = self._observe(specimen, processes, tuple(Suspect))
         if seen.suspect is None and seen.runs and seen.processes < processes:
             raise BudgetSpentError  # not seen to be bad in fewer would be a smaller claim
         return seen
 
-    def _seen(
-        self, specimen: Specimen, processes: int, enough: Callable[[Observation], bool]
+    def figures(self, specimen: Specimen) -> Observation:
+        """What the subgraph shows in all processes, or in as many as the budget allows."""
+        return self._observe(specimen, PROCESSES, (Suspect.FAILED,))
+
+    def _observe(
+        self, specimen: Specimen, processes: int, until: Collection[Suspect]
     ) -> Observation:
-        seen = self._known[specimen.key] = self._looked(specimen, processes, enough)
-        return seen
-
-    def _looked(
-        self, specimen: Specimen, processes: int, enough: Callable[[Observation], bool]
-    ) -> Observation:
-        seen = Observation()
-        allowance: Allowance | None = None
-        graph = Graph(specimen.model)
-        while seen.processes < processes and not enough(seen):
-            if self.budget.is_spent and seen.processes:
-                break
-            for answer in self._answers(graph, specimen.sample, processes - seen.processes):
-                if isinstance(answer, RunnerFailedError):
-                    verdict = answer.verdict
-                    failed = replace(seen, processes=seen.processes + 1, verdict=verdict)
-                    return replace(failed, failure=one_line(answer, 1000))
-                if answer is None:
-                    return replace(seen, processes=seen.processes + 1)
-                if allowance is None:
-                    allowance = self._allowance(specimen)
-                    seen = _allowing(seen, allowance)
-                seen = _with(seen, answer, allowance, specimen)
-        return seen
-
-    def _same_failure(self, seen: Observation) -> Verdict:
-        if not seen.failure:
-            return Verdict.FAIL
-        words, before = (told(s.failure, self._names) for s in (seen, self._whole))
-        same = seen.verdict is self._whole.verdict and words == before
-        return Verdict.PASS if same else seen.verdict
-
-    def _with_allowance(self, seen: Observation, specimen: Specimen) -> Observation:
-        """What failed was not compared, and has none yet."""
-        return seen if seen.allowed else _allowing(seen, self._allowance(specimen))
-
-    def _allowance(self, specimen: Specimen) -> Allowance:
-        return what_rounding_explains(
+        """What fresh processes show, until one of the suspects is seen."""
+        if self.budget.is_spent:
+            raise BudgetSpentError
+        allowance = what_rounding_explains(
             specimen.model, specimen.sample, specimen.expected, self.explained
         )
+        seen = Observation(allowed=allowance.allowed, breaks=tuple(sorted(allowance.breaks)))
+        for answer in self._answers(specimen, processes):
+            seen = replace(seen, processes=seen.processes + 1)
+            if isinstance(answer, RunnerFailedError):
+                words = one_line(answer, 1000)
+                seen = replace(seen, verdict=answer.verdict, failure=words)
+            elif answer is not None:
+                seen = _with_runs(seen, answer, allowance, specimen.expected)
+            if answer is None or seen.suspect in until:
+                break
+        self.known[specimen.subgraph] = seen
+        return seen
 
-    def _answers(self, graph: Graph, sample: Sample, most: int) -> list[_Answer]:
-        """As many processes' answers as may run at a time, ``most`` at most."""
-        count = 1
-        self.budget.spend()
-        while count < min(self._workers, most) and not self.budget.is_spent:
-            self.budget.spend()
-            count += 1
-        with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(lambda _: self._answer(graph, sample), range(count)))
+    def _answers(self, specimen: Specimen, processes: int) -> Iterator[_Answer]:
+        """Fresh processes' answers, as many at a time as there are workers, while builds last."""
+        graph, done = Graph(specimen.model), 0
+        while done < processes and not (done and self.budget.is_spent):
+            count = self.budget.spend(min(self._workers, processes - done))
+            with ThreadPoolExecutor(count) as pool:
+                asked = [pool.submit(self._answer, graph, specimen.sample) for _ in range(count)]
+            yield from (answer.result() for answer in asked)
+            done += count
 
     def _answer(self, graph: Graph, sample: Sample) -> _Answer:
         """A fresh process' outputs; None from a runner that only builds."""
@@ -424,21 +376,19 @@ class EngineTrials:
             return error.blamed_on_model()
 
 
-def _allowing(seen: Observation, allowance: Allowance) -> Observation:
-    return replace(seen, allowed=allowance.most, breaks=tuple(sorted(allowance.breaks)))
-
-
-def _with(
-    seen: Observation, answer: Mapping[str, NDArray[Any]], allowance: Allowance, specimen: Specimen
+def _with_runs(
+    seen: Observation,
+    answer: Mapping[str, NDArray[Any]],
+    allowance: Allowance,
+    expected: Mapping[str, NDArray[Any]],
 ) -> Observation:
-    """``seen`` and what one more process gave."""
+    """``seen`` and the runs of one more process."""
     others = answer.others if isinstance(answer, Repeated) else ()
     runs = answer.runs if isinstance(answer, Repeated) else 1
     counted = [(answer, runs - sum(count for _, count in others)), *others]
-    used = [(allowance.used(specimen.expected, found), count) for found, count in counted]
+    used = [(allowance.used(expected, found), count) for found, count in counted]
     return replace(
         seen,
-        processes=seen.processes + 1,
         runs=seen.runs + runs,
         wrong=seen.wrong + sum(count for share, count in used if share > 1.0),
         worst=max(seen.worst, *(share for share, _ in used)),
@@ -447,36 +397,22 @@ def _with(
 
 
 _LISTS = re.compile(r"\[[^\]]*\]|\{[^}]*\}|'[^']*'|\"[^\"]*\"")
-_EDGES = "()[]{},.:;'\""
 
 
-def told(failure: str, names: Collection[str]) -> str:
-    """A failure's words without numbers, lists and the model's own names: a subgraph that fails for
-    another reason is not bad in the same way.
+def failure_words(failure: str, names: Collection[str]) -> str:
+    """A failure's words without numbers, lists and the model's own names.
+
+    A subgraph that fails for another reason is not bad in the same way.
     """
-    words = [word.strip(_EDGES) for word in _LISTS.sub(" ", failure).split()]
+    words = [word.strip("()[]{},.:;'\"") for word in _LISTS.sub(" ", failure).split()]
     kept = [w for w in words if w not in names and w.rpartition("_")[0] not in names]
     return re.sub(r"\d+", "#", " ".join(kept))
 
 
-def _names_of(model: onnx.ModelProto) -> frozenset[str]:
-    nodes = model.graph.node
-    return frozenset(name for n in nodes for name in (n.name, *n.input, *n.output) if name)
-
-
-MODEL, INPUTS, EXPECTED = "model.onnx", "inputs.npz", "expected.npz"
-_PLACES = {"{model}": MODEL, "{inputs}": INPUTS, "{expected}": EXPECTED}
-_KEPT = 4096
-_BAD = 1
-"""The exit code that calls a subgraph bad."""
-
-
 class CheckTrials:
-    """Judges subgraphs by the exit code of a command: 0 means fine, 1 still bad, and anything else,
-    or a signal, that the subgraph cannot be judged.
+    """Judges subgraphs by the exit code of a command.
 
-    Raises:
-        BadInputError: it cannot be split, or is empty.
+    0 means fine, 1 still bad; anything else, or a signal, that the subgraph cannot be judged.
     """
 
     def __init__(self, command: str, timeout_s: float, budget: Budget) -> None:
@@ -493,15 +429,11 @@ class CheckTrials:
         self.budget = budget
         self.precision = self.explained = Precision.FP32
         self.versions: Mapping[str, str] = {}
-        self._known: dict[tuple[Subgraph, bool], Observation] = {}
+        self.known: dict[Subgraph, Observation] = {}
 
     def try_whole(self, specimen: Specimen) -> Observation:
-        """What the command says of the whole model.
-
-        Raises:
-            BadInputError: it does not judge it, cannot be started, or takes too long.
-        """
-        seen = self._known[specimen.key] = self._called(specimen)
+        """What the command says of the whole model, which it has to be able to judge."""
+        seen = self._call(specimen)
         if seen.verdict is Verdict.UNSURE:
             raise BadInputError(
                 f"--check {self._command!r}: {seen.failure} for the whole model, which says "
@@ -510,41 +442,39 @@ class CheckTrials:
         return seen
 
     def ask(self, specimen: Specimen) -> Verdict:
-        """PASS where the command calls the subgraph bad, UNSURE where it does not judge it.
-
-        Raises:
-            BadInputError: it cannot be started, or takes too long.
-        """
-        seen = self._called(specimen)
+        """PASS where the command calls the subgraph bad, UNSURE where it does not judge it."""
+        seen = self._call(specimen)
         if seen.verdict is Verdict.UNSURE:
             return Verdict.UNSURE
-        if seen.failure:
-            self._known[specimen.key] = seen
         return Verdict.PASS if seen.failure else Verdict.FAIL
 
     def figures(self, specimen: Specimen) -> Observation:
         """What the command said when it called the subgraph bad."""
-        return self._known[specimen.key]
+        return self.known[specimen.subgraph]
 
-    known = figures
-
-    def _called(self, specimen: Specimen) -> Observation:
+    def _call(self, specimen: Specimen) -> Observation:
         self.budget.spend()
         with scratch("check") as made:
             folder = Path(made)
-            write_specimen(specimen, folder)
+            specimen.write(folder)
             with (folder / "output.txt").open("w+b") as log:
-                code = self._exit_code([_placed(word, folder) for word in self._words], log)
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _KEPT))
+                code = self._exit_code(folder, log)
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
                 lines = log.read().decode(errors="replace").strip().splitlines()
-        if code == 0:
-            return Observation(1, by_command=True)
-        said = f": {lines[-1]}" if lines else ""
-        ended = f"exit code {code}" if code > 0 else f"signal {-code}"
-        verdict = Verdict.FAIL if code == _BAD else Verdict.UNSURE
-        return Observation(1, failure=one_line(f"{ended}{said}"), verdict=verdict, by_command=True)
+        seen = Observation(1, by_command=True)
+        if code != 0:
+            said = f": {lines[-1]}" if lines else ""
+            ended = f"exit code {code}" if code > 0 else f"signal {-code}"
+            verdict = Verdict.FAIL if code == 1 else Verdict.UNSURE
+            seen = replace(seen, failure=one_line(f"{ended}{said}"), verdict=verdict)
+        self.known[specimen.subgraph] = seen
+        return seen
 
-    def _exit_code(self, words: Sequence[str], log: IO[bytes]) -> int:
+    def _exit_code(self, folder: Path, log: IO[bytes]) -> int:
+        words = self._words
+        for file in (MODEL, INPUTS, EXPECTED):
+            place = f"{{{Path(file).stem}}}"
+            words = [word.replace(place, str(folder / file)) for word in words]
         try:
             child = subprocess.Popen(
                 words,
@@ -572,14 +502,5 @@ class CheckTrials:
                 child.wait()
 
 
-def write_specimen(specimen: Specimen, folder: Path) -> None:
-    """The subgraph's model, inputs and expected outputs as files of ``folder``."""
-    save_model(specimen.model, folder / MODEL)
-    write_npz(folder / INPUTS, specimen.sample.arrays)
-    write_npz(folder / EXPECTED, specimen.expected)
-
-
-def _placed(word: str, folder: Path) -> str:
-    for place, name in _PLACES.items():
-        word = word.replace(place, str(folder / name))
-    return word
+Trials = EngineTrials | CheckTrials
+"""What says of a subgraph whether it is bad."""

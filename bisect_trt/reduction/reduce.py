@@ -1,163 +1,68 @@
-"""Finds the smallest subgraph that is bad by itself."""
+"""Finds the smallest subgraph that is bad by itself, for a user or at the end of a run."""
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from tempfile import gettempdir
+from typing import Any
 
-import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, external_data_helper, numpy_helper
+from onnx import ModelProto
 
-from bisect_trt.base.atomic_files import scratch
-from bisect_trt.base.errors import BadInputError, MachineError, RunnerFailedError
-from bisect_trt.base.interrupt import BudgetSpentError, Observer
-from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.atomic_files import scratch, sweep
+from bisect_trt.base.errors import (
+    BadInputError,
+    MachineError,
+    RunnerFailedError,
+    RunnerUnavailableError,
+)
+from bisect_trt.base.interrupt import BudgetSpentError, Observer, TimeBudget
+from bisect_trt.base.outcomes import Cause, Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan, Subgraph
 from bisect_trt.base.sample import Sample
+from bisect_trt.inputs.samples import load_samples
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.save import take_in, weights_size
-from bisect_trt.model.tensor_values import array_of, size_of
+from bisect_trt.model.inputs import input_specs
+from bisect_trt.model.load import load_model
 from bisect_trt.model.typed import to_typed
-from bisect_trt.reduction.oracle import Budget, Observation, Specimen, Specimens, Suspect
+from bisect_trt.reduction.oracle import (
+    Budget,
+    CheckTrials,
+    EngineTrials,
+    Observation,
+    OpenRunner,
+    Specimens,
+    Suspect,
+    Trials,
+)
+from bisect_trt.runners.base import Restartable
+from bisect_trt.runners.ort_cuda import OrtCudaRunner
+from bisect_trt.runners.process import IsolatedWorker, WorkerPool
+from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions, installed_module
+from bisect_trt.runners.tensorrt.runner import BuildOnlyRunner, TensorRTRunner
 from bisect_trt.search.reduce import Reduction, reduce
+from bisect_trt.settings import Settings
+from bisect_trt.steps.answer import RunState
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.memory_need import check_need, need_of, need_of_samples
 
-_LARGE = 4096
-"""Elements; smaller constants (scales, variances, shapes) mean something, and cost little."""
+RUNS_PER_PROCESS = 20
 
-_MOST, _BLOCK = 256 << 20, 1 << 20
-"""Bytes that are drawn at most, and elements at a time."""
-
-
-@dataclass(frozen=True)
-class Seeded:
-    """An initialiser drawn with NumPy's ``RandomState(seed)``, whose numbers never change: normal,
-    of the mean and deviation of what it replaces; ``dtype`` is float32 or float16.
-    """
-
-    name: str
-    seed: int
-    size: int
-    mean: float
-    deviation: float
-    dtype: str = "float32"
-
-    def values(self) -> NDArray[Any]:
-        """Of shape (``size``,)."""
-        random, found = np.random.RandomState(self.seed), np.empty(self.size, self.dtype)
-        for first in range(0, self.size, _BLOCK):
-            part = found[first : first + _BLOCK]
-            copied = random.standard_normal(part.size) * self.deviation + self.mean
-            # By way of FP32, as a typed model's constants are converted.
-            part[:] = copied.astype(np.float32)
-        return found
-
-
-def worth_copying(model: onnx.ModelProto, most_left: int) -> bool:
-    """Whether what :func:`with_seeded_weights` leaves of the weights takes ``most_left`` bytes at
-    most, and what it copies is no more than a script copies in seconds. Nothing is read.
-    """
-    copied = sum(size_of(t) for t in model.graph.initializer if _is_large(t))
-    return copied <= _MOST and weights_size(model) - copied <= most_left
-
-
-def with_seeded_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Seeded, ...]]:
-    """A copy of ``model`` whose large FP32 initialisers are drawn, and how."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    found: list[Seeded] = []
-    for tensor in copy.graph.initializer:
-        if not _is_large(tensor):
-            continue
-        array = array_of(tensor)
-        if not np.isfinite(array).all():
-            continue
-        seeded = Seeded(
-            tensor.name, len(found), array.size, float(array.mean()), float(array.std())
-        )
-        values = seeded.values().reshape(array.shape)
-        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-        found.append(seeded)
-    return copy, tuple(found)
-
-
-def _is_large(tensor: TensorProto) -> bool:
-    return tensor.data_type == TensorProto.FLOAT and size_of(tensor) >= 4 * _LARGE
-
-
-def kept_apart(
-    model: onnx.ModelProto, seeded: Sequence[Seeded], location: str
-) -> tuple[onnx.ModelProto, tuple[Seeded, ...]]:
-    """A copy of ``model`` that reads its seeded weights from a file, and those in the file's order;
-    ``model`` itself where there are none.
-    """
-    if not seeded:
-        return model, ()
-    by_content = {}
-    for weights in seeded:
-        for dtype in ("float32", "float16"):
-            typed = replace(weights, dtype=dtype)
-            by_content[_digest(typed.values().data)] = typed
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    found: list[Seeded] = []
-    offset = 0
-    for tensor in copy.graph.initializer:
-        copied = by_content.get(_digest(tensor.raw_data))
-        if copied is None:
-            take_in(tensor)  # a reproducer goes to another machine
-            continue
-        length = size_of(tensor)
-        external_data_helper.set_external_data(tensor, location, offset=offset, length=length)
-        tensor.ClearField("raw_data")
-        found.append(replace(copied, name=tensor.name))
-        offset += length
-    return copy, tuple(found)
-
-
-def _digest(values: memoryview | bytes) -> bytes:
-    return hashlib.sha256(values).digest()
-
-
-SMALL = 5 << 20
-"""Bytes: what bug trackers take as an attachment."""
-
-
-class Trials(Protocol):
-    """Says of a subgraph whether it is bad: an engine's answers, or a command's exit code."""
-
-    budget: Budget
-    precision: Precision
-    explained: Precision
-    versions: Mapping[str, str]
-
-    def try_whole(self, specimen: Specimen) -> Observation:
-        """What the whole model shows; no suspect where it is fine."""
-        ...
-
-    def ask(self, specimen: Specimen) -> Verdict:
-        """PASS where ``specimen`` is still bad. May raise :class:`BudgetSpentError`."""
-        ...
-
-    def figures(self, specimen: Specimen) -> Observation:
-        """What ``specimen`` shows in full; it was seen to be bad before."""
-        ...
-
-    def known(self, specimen: Specimen) -> Observation:
-        """What ``specimen`` showed when it was last asked about."""
-        ...
+RUN_BUDGET_BUILDS = 60
+RUN_BUDGET_S = 30.0
+"""What a run spends on the subgraph at most, but for the build in work: its answer is there
+already, and an engine of thousands of layers takes minutes to build."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the search: how many subgraphs it tried, and how many nodes were left after
-    it."""
+    """One step of the search: how many subgraphs it tried, and how many nodes were left."""
 
     what: str
     tried: int
@@ -171,15 +76,15 @@ class Reduced:
     ``explained`` is the precision whose rounding was allowed for. ``model`` is what the engine was
     given, typed at ``precision``; ``sample`` its inputs, by name, and ``expected`` its outputs in
     FP32 on ONNX Runtime. ``nodes`` are the kept ones with their operators, ``bypassed`` those whose
-    input is read in place of their output, ``of`` the number in the whole model. ``seeded`` are
-    weights that were drawn anew. ``complete`` says that no node can be left out, ``interrupted``
-    that the user ended the search, ``always`` that no subgraph tried was ever fine.
+    input is read in place of their output, ``of`` the number in the whole model. ``complete`` says
+    that no node can be left out, ``interrupted`` that the user ended the search, ``always`` that no
+    subgraph tried was ever fine.
     """
 
     suspect: Suspect
     precision: Precision
     explained: Precision
-    model: onnx.ModelProto
+    model: ModelProto
     sample: Sample
     expected: Mapping[str, NDArray[Any]]
     nodes: tuple[tuple[str, str], ...]
@@ -193,18 +98,13 @@ class Reduced:
     builds: int
     seconds: float
     interrupted: bool = False
-    seeded: tuple[Seeded, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def reduce_subgraph(
     graph: Graph, sample: Sample, trials: Trials, observer: Observer
 ) -> Reduced | Observation:
-    """The smallest bad subgraph of a model on one input; what the whole shows where it is not bad.
-
-    Args: graph: the FP32 model. sample: the input on which it is bad. trials: says of a subgraph
-        whether it is; counts the builds and ends the search when they are spent. observer: hears of
-        each subgraph.
+    """The smallest bad subgraph on ``sample``; what the whole shows where it is not bad.
 
     Raises:
         BadInputError: ONNX Runtime cannot run the model on the sample, or the budget does not allow
@@ -213,124 +113,233 @@ def reduce_subgraph(
     began = time.perf_counter()
     with scratch("recorded") as folder:
         specimens = Specimens(graph, sample, Path(folder))
-        search = _Search(specimens, trials, observer, sample)
-        whole = search.try_whole()
+        observer.step("the whole model")
+        whole = _try_whole(specimens, trials, sample)
         if whole.suspect is None:
             return whole
         observer.step("reduce")
-        found = reduce(specimens.nodes, search.ask, specimens.bypasses)
+        tried = 0
+
+        def ask(subgraph: Subgraph) -> Verdict:
+            nonlocal tried
+            if subgraph == specimens.whole:
+                return Verdict.PASS  # seen already
+            try:
+                verdict = trials.ask(specimens.of(subgraph))
+            except (RunnerFailedError, MachineError):  # it cannot be made, or nothing is concluded
+                return Verdict.UNSURE
+            tried += 1
+            word = {Verdict.PASS: "still bad", Verdict.FAIL: "not bad"}.get(verdict, verdict)
+            observer.progress(tried, 0, f"{len(subgraph.kept)} nodes: {word}")
+            return verdict
+
+        found = reduce(specimens.nodes, ask, specimens.bypasses)
         subgraph = found.subgraph or specimens.whole
-        specimen, seeded, seen = specimens.of(subgraph), tuple[Seeded, ...](), None
+        specimen, seen = specimens.of(subgraph), trials.known[subgraph]
         interrupted = found.interrupted
         if not interrupted:
             observer.step("the subgraph")
-            try:  # the subgraph is found, whatever ends what else would be told of it
-                specimen, seeded = search.seeded(specimen)
-                seen = search.figures(specimen)
+            try:  # whatever ends this, the subgraph is found
+                with suppress(BudgetSpentError, MachineError):
+                    seen = trials.figures(specimen)
             except KeyboardInterrupt:
                 interrupted = True
-        seen = seen or trials.known(specimen)
         return Reduced(
-            # Not seen again, it is still what it was seen to be before.
-            seen.suspect or whole.suspect,
-            trials.precision,
-            trials.explained,
-            to_typed(specimen.model, PrecisionPlan(trials.precision)),
-            specimen.sample,
-            specimen.expected,
-            specimens.described(subgraph),
-            tuple(sorted(b.node for b in subgraph.bypassed)),
-            len(specimens.nodes),
-            whole,
-            seen,
-            _steps(found),
-            found.complete,
-            all(probe.verdict in (Verdict.PASS, Verdict.UNSURE) for probe in found.probes),
-            trials.budget.spent,
-            time.perf_counter() - began,
-            interrupted,
-            seeded,
-            trials.versions,
+            suspect=seen.suspect or whole.suspect,
+            precision=trials.precision,
+            explained=trials.explained,
+            model=to_typed(specimen.model, PrecisionPlan(trials.precision)),
+            sample=specimen.sample,
+            expected=specimen.expected,
+            nodes=specimens.operators(subgraph),
+            bypassed=tuple(sorted(b.node for b in subgraph.bypassed)),
+            of=len(specimens.nodes),
+            whole=whole,
+            seen=seen,
+            steps=_steps(found),
+            complete=found.complete,
+            always=all(e.verdict in (Verdict.PASS, Verdict.UNSURE) for e in found.evaluations),
+            builds=trials.budget.spent,
+            seconds=time.perf_counter() - began,
+            interrupted=interrupted,
+            versions=trials.versions,
         )
 
 
-class _Search:
-    """What is asked of the trials, told to the observer."""
-
-    def __init__(
-        self, specimens: Specimens, trials: Trials, observer: Observer, sample: Sample
-    ) -> None:
-        self._specimens = specimens
-        self._input = sample.name
-        self._trials = trials
-        self._observer = observer
-        self._tried = 0
-
-    def try_whole(self) -> Observation:
-        self._observer.step("the whole model")
-        try:
-            return self._trials.try_whole(self._specimens.of(self._specimens.whole))
-        except RunnerFailedError as error:
-            raise BadInputError(f"the model cannot be run on the reference: {error}") from error
-        except BudgetSpentError:
-            raise BadInputError(
-                f"{self._input}: not even the whole model can be tried on it, and no input before "
-                "it showed it bad: raise --max-builds or --budget"
-            ) from None
-
-    def ask(self, subgraph: Subgraph) -> Verdict:
-        """The whole was seen to be bad already; a subgraph that cannot be made is unclear."""
-        if subgraph == self._specimens.whole:
-            return Verdict.PASS
-        try:
-            specimen = self._specimens.of(subgraph)
-        except RunnerFailedError:
-            return Verdict.UNSURE
-        try:
-            verdict = self._trials.ask(specimen)
-        except MachineError:  # nothing is concluded, and the subgraph so far is not lost
-            verdict = Verdict.UNSURE
-        self._tried += 1
-        word = "still bad" if verdict.passed else "not bad" if verdict is Verdict.FAIL else verdict
-        self._observer.progress(self._tried, 0, f"{len(subgraph.kept)} nodes: {word}")
-        return verdict
-
-    def seeded(self, specimen: Specimen) -> tuple[Specimen, tuple[Seeded, ...]]:
-        """``specimen`` with drawn weights, where it is large and they show the same."""
-        arrays = [*specimen.sample.arrays.values(), *specimen.expected.values()]
-        if weights_size(specimen.model) + sum(a.nbytes for a in arrays) <= SMALL:
-            return specimen, ()
-        # A script writes FP32 and FP16; of BF16 NumPy knows nothing.
-        if self._trials.precision is Precision.BF16 or self._trials.budget.is_spent:
-            return specimen, ()
-        if not worth_copying(specimen.model, SMALL):
-            return specimen, ()
-        model, seeded = with_seeded_weights(specimen.model)
-        if not seeded:
-            return specimen, ()
-        try:
-            copied = self._specimens.with_weights(specimen, model)
-            if self._trials.ask(copied).passed:
-                return copied, seeded
-        except (RunnerFailedError, MachineError, BudgetSpentError):
-            pass
-        return specimen, ()
-
-    def figures(self, specimen: Specimen) -> Observation | None:
-        """What it shows in all processes; None where that cannot be paid for any more."""
-        with suppress(BudgetSpentError, MachineError):
-            return self._trials.figures(specimen)
-        return None
+def _try_whole(specimens: Specimens, trials: Trials, sample: Sample) -> Observation:
+    try:
+        return trials.try_whole(specimens.of(specimens.whole))
+    except RunnerFailedError as error:
+        raise BadInputError(f"the model cannot be run on the reference: {error}") from error
+    except BudgetSpentError:
+        raise BadInputError(
+            f"{sample.name}: not even the whole model can be tried on it, and no input before "
+            "it showed it bad: raise --max-builds or --budget"
+        ) from None
 
 
 def _steps(found: Reduction) -> tuple[Step, ...]:
     steps: list[Step] = []
-    left = 0
-    for probe in found.probes:
-        if probe.verdict.passed:
-            left = min(left or len(probe.subgraph.kept), len(probe.subgraph.kept))
-        if steps and steps[-1].what == probe.step:
-            steps[-1] = replace(steps[-1], tried=steps[-1].tried + 1, left=left)
-        else:
-            steps.append(Step(probe.step, 1, left))
+    bad_sizes: list[int] = []
+    for name, evaluations in groupby(found.evaluations, lambda evaluation: evaluation.step):
+        tried = list(evaluations)
+        bad_sizes += [len(e.subgraph.kept) for e in tried if e.verdict.passed]
+        steps.append(Step(name, len(tried), min(bad_sizes, default=0)))
     return tuple(steps)
+
+
+def reduce_model(
+    settings: Settings, precision: Precision, check: str | None, observer: Observer
+) -> Reduced | Observation:
+    """The smallest bad subgraph on the first input on which the whole model is bad.
+
+    Where it is bad on no input, what the whole showed on the last one.
+    """
+    sweep(Path(gettempdir()))  # recorded tensors of a run that was killed
+    graph, samples = model_and_samples(settings, observer)
+    budget = Budget(settings.max_builds, TimeBudget(settings.budget))
+    trials: Trials
+    if check is None:
+        trials = engine_trials(settings, precision, graph, samples, budget)
+    elif precision is Precision.FP32:
+        trials = CheckTrials(check, settings.evaluation_timeout_s, budget)
+    else:
+        raise BadInputError(
+            f"--check: the command chooses what {precision.value} means, its subgraphs are FP32; "
+            "leave --precision out"
+        )
+    for sample in samples:
+        found = reduce_subgraph(graph, sample, trials, observer)
+        if isinstance(found, Reduced):
+            return found
+    assert isinstance(found, Observation)  # there is a sample
+    if check is None and not found.runs:
+        raise RunnerUnavailableError(
+            "the model builds; whether its engine is wrong or not reproducible can only be "
+            "told with a GPU"
+        )
+    return found
+
+
+def model_and_samples(settings: Settings, observer: Observer) -> tuple[Graph, list[Sample]]:
+    """The model and inputs that the settings name."""
+    observer.step("load")
+    model = load_model(settings.model)
+    specs, graph = input_specs(model.proto), Graph(model.proto)
+    check_need(need_of(graph, settings, specs), model.name)
+    samples = load_samples(
+        settings.inputs, specs, stacked=settings.stacked, infinite=settings.infinite
+    )
+    check_need(need_of_samples(graph, settings, samples), model.name)
+    return graph, samples
+
+
+def result_folder(settings: Settings, what: str) -> Path:
+    """Where the result goes: as asked for, else ``reports/MODEL-WHAT``."""
+    if settings.out is not None:
+        return settings.out
+    model = settings.model
+    name = model.graph.name or "model" if isinstance(model, ModelProto) else Path(model).stem
+    return Path("reports") / f"{name.replace('/', '_')[:80]}-{what}"
+
+
+def files_read(settings: Settings) -> list[Path]:
+    """The files that the settings name as model and inputs."""
+    named = (settings.model, *settings.inputs)
+    return [Path(source) for source in named if isinstance(source, (str, Path))]
+
+
+def engine_trials(
+    settings: Settings,
+    precision: Precision,
+    graph: Graph,
+    samples: Sequence[Sample],
+    budget: Budget,
+) -> EngineTrials:
+    """Judges subgraphs by the settings' engine; only builds where no GPU is there to run it.
+
+    Raises:
+        BadInputError: the settings name no engine.
+        RunnerUnavailableError: the engine cannot work on this machine.
+    """
+    if settings.runner == "emulated":
+        raise BadInputError(
+            "--runner emulated: reduce looks into what an engine does wrong; choose tensorrt or "
+            "onnxruntime-cuda, or give a --check of your own"
+        )
+    if settings.runner == "onnxruntime-cuda":
+
+        def open_cuda(graph: Graph, samples: Sequence[Sample]) -> OrtCudaRunner:
+            return OrtCudaRunner(graph, timeout_s=settings.evaluation_timeout_s)
+
+        return EngineTrials(open_cuda, precision, precision, budget, settings.workers)
+    opens = fresh_engines(settings)
+    try:
+        opens(graph, samples).close()
+    except RunnerUnavailableError:
+        module = installed_module(settings.trt_module)
+        if module != "tensorrt_rtx":  # the one that builds without a GPU
+            raise
+        opens = partial(BuildOnlyRunner, module=module, timeout_s=settings.evaluation_timeout_s)
+    return tensorrt_trials(opens, precision, budget, settings.workers)
+
+
+def tensorrt_trials(
+    opens: OpenRunner, precision: Precision, budget: Budget, workers: int
+) -> EngineTrials:
+    """Judges by TensorRT, which may ignore a cleared TF32 flag: TF32's error is no kernel's bug."""
+    explained = Precision.TF32 if precision is Precision.FP32 else precision
+    return EngineTrials(opens, precision, explained, budget, workers)
+
+
+def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> OpenRunner:
+    """TensorRT in a process of its own each time, which runs each sample many times."""
+
+    def hire(target: str, arguments: Mapping[str, Any]) -> WorkerPool:
+        # A crash is an engine's answer only if it repeats.
+        return WorkerPool([IsolatedWorker(target, arguments)])
+
+    def opens(graph: Graph, samples: Sequence[Sample]) -> TensorRTRunner:
+        return TensorRTRunner(
+            graph,
+            samples,
+            settings.trt_module,
+            timeout_s=settings.evaluation_timeout_s,
+            weak=settings.typing == "weak",
+            options=options,
+            repeats=RUNS_PER_PROCESS,
+            hire=hire,
+        )
+
+    return opens
+
+
+def subgraph_to_blame(known: RunState, context: Context) -> Reduced | Observation | None:
+    """The smallest bad subgraph, within the builds and the time that a run may spend on it.
+
+    What the whole shows where it was not seen to be bad again; None where no engine is to blame.
+    """
+    diagnosis, engine, settings = known.diagnosis, known.engine, known.problem.settings
+    blamed = diagnosis is not None and diagnosis.cause in (
+        Cause.NOT_REPRODUCIBLE,
+        Cause.NOT_PRECISION,
+        Cause.ENGINE_FAILED,
+    )
+    if not blamed or engine is None or not isinstance(context.opened, Restartable):
+        return None
+    time_budget = TimeBudget(min(RUN_BUDGET_S, context.time.left_s) / 60.0)
+    time_budget.search_ended()
+    builds = settings.max_builds if settings.max_builds is not None else RUN_BUDGET_BUILDS
+    budget = Budget(builds, time_budget)
+    if budget.is_spent:
+        return None
+    graph, samples = known.problem.graph, known.problem.samples
+    precision = settings.precision if engine.fp32.verdict.passed else Precision.FP32
+    seen = known.reproducibility or engine.reproducibility
+    named = [sample for sample in samples if seen is not None and sample.name == seen.sample]
+    sample = named[0] if named else samples[0]
+    trials = engine_trials(settings, precision, graph, [sample], budget)
+    try:
+        return reduce_subgraph(graph, sample, trials, context.observer)
+    except (BadInputError, MachineError):  # no time or memory to try the whole: the answer stands
+        return None

@@ -29,16 +29,14 @@ from bisect_trt.base.atomic_files import (
     VERIFY_RECORD,
     draft_prefix,
     scratch,
-    scratch_in,
     sweep,
     write_whole,
 )
 from bisect_trt.base.display import printable
 from bisect_trt.base.errors import BadInputError, MachineError, is_disk_full, not_written
 from bisect_trt.base.outcomes import ValidationVerdict
-from bisect_trt.model.annotated import annotated
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.save import save_model
+from bisect_trt.model.save import annotated, save_model
 from bisect_trt.model.typed import to_typed
 from bisect_trt.report.columns import FLAG, LAYERS, TABLES, names_in, to_csv
 from bisect_trt.report.headline import headline
@@ -201,8 +199,7 @@ def _documents(result: Record) -> dict[str, str]:
 
 def write_documents(result: Record) -> None:
     """Write report.html, report.md and junit.xml again."""
-    with scratch_in(result.folder):
-        _write(result.folder, {}, _documents(result), {})
+    _write(result.folder, {}, _documents(result), {})
 
 
 def write_tables(result: Record) -> None:
@@ -215,7 +212,7 @@ def _write(
 ) -> None:
     """Write all into a draft folder, then move each file, so that an error leaves no part."""
     try:
-        with scratch("result") as made:
+        with scratch("result", folder) as made:
             draft = Path(made)
             for name, table in tables.items():
                 text = to_csv(table, TABLES[name])

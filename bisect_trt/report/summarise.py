@@ -298,7 +298,8 @@ def _result(
 
 def _command(known: RunState, run_statistics: RunStatistics, command: str = "run") -> str:
     """What makes the same again in the same folder: its plan is found from where it is started."""
-    return as_command(replace(known.problem.settings, out=run_statistics.folder), command)
+    settings = replace(known.problem.settings, out=run_statistics.folder, fresh=False)
+    return as_command(settings, command)
 
 
 def _shown(
@@ -323,11 +324,9 @@ def _findings(known: RunState, run_statistics: RunStatistics, plan: PrecisionPla
     """Of every step, in their order; of layers that are computed in steps the first that
     ``plan`` lowers is said with the answer.
     """
-    steps = (known.baselines, known.engine)
     found = [
         *known.problem.findings,
         *run_statistics.findings,
-        *(finding for step in steps if step is not None for finding in step.findings),
         *findings_of(run_statistics.engine_results),
     ]
     kept: list[Finding] = []

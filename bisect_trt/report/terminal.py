@@ -33,7 +33,7 @@ from bisect_trt.report.record import Record
 from bisect_trt.report.reduced import (
     figures,
     headline_of_cures,
-    lines_of_cures,
+    line_of_cure,
     nothing_bad,
     reduced_how,
 )
@@ -343,8 +343,8 @@ def print_cures(console: Console, cures: Cures, folder: Path) -> None:
     """The answer, then what was tried."""
     good = not cures.needed or cures.smallest is not None
     console.print(printable(headline_of_cures(cures)), style="bold green" if good else "bold red")
-    for line in lines_of_cures(cures):
-        console.print(printable(line), soft_wrap=True)
+    for cure in cures.tried:
+        console.print(printable(line_of_cure(cure)), soft_wrap=True)
     console.print(printable(f"table: {folder}"), soft_wrap=True)
 
 

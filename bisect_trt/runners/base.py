@@ -72,34 +72,6 @@ class Patient(Protocol):
 
 
 @runtime_checkable
-class Anticipating(Runner, Protocol):
-    """A runner that can begin what will be asked of it.
-
-    ``builds_ahead`` is false where :meth:`build_ahead` does nothing.
-    """
-
-    @property
-    def builds_ahead(self) -> bool: ...
-
-    def build_ahead(
-        self,
-        plan: PrecisionPlan,
-        tensors: Sequence[str] = (),
-        copies: int = 1,
-        *,
-        spare: bool = False,
-    ) -> None:
-        """Begin to build what will be asked for soon, where that disturbs nothing."""
-        ...
-
-    def give_up(self, but: PrecisionPlan) -> None:
-        """Nothing that was begun and is not in use will be asked for, ``but`` one plan's
-        outputs.
-        """
-        ...
-
-
-@runtime_checkable
 class Restartable(Runner, Protocol):
     """A runner whose work is done in a process that can be replaced by a new one."""
 

@@ -26,7 +26,7 @@ _PACKAGES = (
     "tensorrt-rtx-cu13",
     "cuda-bindings",
 )
-_START_S = 120.0
+START_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -39,44 +39,33 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """The checks in the order they are worth reading. TensorRT and the GPU are asked in a child
-    process.
-    """
+    """What is installed, then the runners; TensorRT and the GPU are asked in child processes."""
     checks = [Check("python", None, platform.python_version())]
-    for package in _PACKAGES:
-        try:
-            checks.append(Check(package, None, metadata.version(package)))
-        except metadata.PackageNotFoundError:
-            checks.append(Check(package, None, "not installed"))
-    providers = ort.get_available_providers()
-    works = "CPUExecutionProvider" in providers
-    checks.append(
-        Check(
-            "runner emulated",
-            works,
-            "works without a GPU" if works else "ONNX Runtime has no CPU provider",
-        )
-    )
-    checks.append(_emulator_on_cuda())
-    checks.append(_tensorrt())
+    checks += [Check(package, None, _version(package)) for package in _PACKAGES]
+    works = "CPUExecutionProvider" in ort.get_available_providers()
+    detail = "works without a GPU" if works else "ONNX Runtime has no CPU provider"
     missing = why_no_provider()
-    checks.append(
-        Check("runner onnxruntime-cuda", missing is None, missing or "the CUDA provider is there")
-    )
+    checks += [
+        Check("runner emulated", works, detail),
+        _emulator_on_cuda(),
+        _tensorrt(),
+        Check("runner onnxruntime-cuda", missing is None, missing or "the CUDA provider is there"),
+    ]
     override = os.environ.get("NVIDIA_TF32_OVERRIDE")
     if override is not None:
-        checks.append(
-            Check(
-                "NVIDIA_TF32_OVERRIDE",
-                False,
-                f"set to {override!r}: it changes what FP32 means in every CUDA library; unset it",
-            )
-        )
+        changes = "it changes what FP32 means in every CUDA library; unset it"
+        checks.append(Check("NVIDIA_TF32_OVERRIDE", False, f"set to {override!r}: {changes}"))
     return checks
 
 
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def _emulator_on_cuda() -> Check:
-    """In a child process too: roundings and strict FP32 are tried on the GPU."""
     reason = why_not_on_cuda()
     name = gpu_facts((visible_gpus() or ["0"])[0])[0]
     detail = reason or f"works on {name}: strict FP32, every rounding bit for bit"
@@ -86,9 +75,8 @@ def _emulator_on_cuda() -> Check:
 def _tensorrt() -> Check:
     with IsolatedWorker(ENGINE_WORKER, {"module": None}) as worker:
         try:
-            described: dict[str, str] = worker.call("describe", timeout_s=_START_S)
+            described: dict[str, str] = worker.call("describe", timeout_s=START_TIMEOUT_S)
         except BisectError as error:
             return Check("runner tensorrt", False, one_line(error))
-    return Check(
-        "runner tensorrt", True, ", ".join(f"{name} {value}" for name, value in described.items())
-    )
+    detail = ", ".join(f"{name} {value}" for name, value in described.items())
+    return Check("runner tensorrt", True, detail)

@@ -1,24 +1,16 @@
-"""The emulator as an object that serves plans from another process."""
+"""The emulator on several workers, each of which holds the model."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import BadInputError, MachineError, RunnerFailedError, one_line
-from bisect_trt.base.limits import (
-    SessionHabits,
-    adopt,
-    habits,
-    keep_large_blocks_apart,
-    share_arenas,
-)
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
@@ -28,20 +20,20 @@ from bisect_trt.runners.device_check import DeviceChecker
 from bisect_trt.runners.emulator import EmulatedRunner, versions_on
 from bisect_trt.runners.process import WorkerPool
 
-_CHUNK = 12
+SERVER = "bisect_trt.runners.emulator_workers:EmulationServer"
+LAYERS_PER_CALL = 12
+
+NamedArrays = dict[str, NDArray[Any]]
 
 
 class EmulatorPool:
-    """The ``emulated`` runner on a crew of :class:`EmulationServer`."""
+    """The ``emulated`` runner on a pool of :class:`EmulationServer`."""
+
+    name = EmulatedRunner.name
 
     def __init__(
-        self,
-        local: EmulatedRunner,
-        worker_pool: WorkerPool,
-        timeout_s: float | None = None,
-        device: Device = CPU,
+        self, worker_pool: WorkerPool, timeout_s: float | None = None, device: Device = CPU
     ) -> None:
-        self.name = local.name
         self.versions: Mapping[str, str] = versions_on(device)
         self._worker_pool = worker_pool
         self.timeout_s = timeout_s
@@ -58,25 +50,27 @@ class EmulatorPool:
     def sensitivities(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Arrays | None]]:
-        """As :meth:`EmulatedRunner.sensitivities`: in pieces, all workers at once."""
-        # Each piece runs the exact history up to its layers, so pieces are runs of neighbours.
-        subgraphs = [wanted[i : i + _CHUNK] for i in range(0, len(wanted), _CHUNK)]
+        """As :meth:`EmulatedRunner.sensitivities`, on all workers at once.
 
-        def ask(subgraph: Sequence[str]) -> list[tuple[str, Arrays | None]]:
+        A call runs the model up to its layers, so each is about neighbours.
+        """
+        parts = [wanted[i : i + LAYERS_PER_CALL] for i in range(0, len(wanted), LAYERS_PER_CALL)]
+
+        def ask(part: Sequence[str]) -> list[tuple[str, Arrays | None]]:
             answer: list[tuple[str, Arrays | None]] = self._call(
-                len(subgraph), "sensitivities", sample, precision.value, subgraph
+                len(part), "sensitivities", sample, precision.value, part
             )
             return answer
 
-        with ThreadPoolExecutor(len(self._worker_pool)) as pool:
-            for answer in pool.map(ask, subgraphs):
+        with ThreadPoolExecutor(len(self)) as threads:
+            for answer in threads.map(ask, parts):
                 yield from answer
 
     def _call(self, inferences: int, method: str, *arguments: Any) -> Any:
-        """The crew's answer.
+        """The answer of a worker.
 
         Raises:
-            MachineError: whoever was asked died or hung, again and again.
+            MachineError: the workers asked died or hung, again and again.
         """
         limit = None if self.timeout_s is None else self.timeout_s * max(1, inferences)
         try:
@@ -85,8 +79,7 @@ class EmulatorPool:
             if not error.lost:
                 raise
             raise MachineError(
-                f"--workers {len(self._worker_pool)}: an emulator's worker was lost again and "
-                "again "
+                f"--workers {len(self)}: an emulator's worker was lost again and again "
                 f"({one_line(error, 120)}); nothing is concluded from it. Use fewer --workers or a "
                 "machine with more memory, and run the same command again to go on from here"
             ) from error
@@ -94,10 +87,6 @@ class EmulatorPool:
     def close(self) -> None:
         """End the workers."""
         self._worker_pool.close()
-
-
-NamedArrays = dict[str, NDArray[Any]]
-SERVER = "bisect_trt.runners.emulator_workers:EmulationServer"
 
 
 def server_arguments(
@@ -108,7 +97,7 @@ def server_arguments(
     *,
     elsewhere: bool = False,
 ) -> dict[str, Any]:
-    """What an :class:`EmulationServer` is made of.
+    """What an :class:`EmulationServer` is made of; ``elsewhere`` for one on another machine.
 
     Raises:
         BadInputError: the model does not fit into one message.
@@ -123,15 +112,12 @@ def server_arguments(
         "model": stream.getvalue() or model.SerializeToString(),
         "base": base.value,
         "threads": threads,
-        # Another machine has other cores; its actor shares out what it reserved.
-        "habits": replace(habits(), threads=0) if elsewhere else habits(),
         "device": device,
     }
 
 
 class EmulationServer:
-    """Holds the model; ``threads`` and ``device`` are what one worker may use, ``habits`` are those
-    of who hired it.
+    """Holds the model; ``threads`` and ``device`` are what one worker may use.
 
     Raises:
         RunnerUnavailableError: the device is none that the emulator can rely on.
@@ -142,15 +128,10 @@ class EmulationServer:
         model: bytes,
         base: str,
         threads: int,
-        habits: SessionHabits,
         device: Device = CPU,
     ) -> None:
-        if device != CPU:  # it may be on another machine than whoever hired it
+        if device != CPU:  # it may be on another machine
             DeviceChecker(device).check()
-        share_arenas()
-        adopt(habits)
-        if habits.frees_activations:
-            keep_large_blocks_apart()
         proto = onnx.load_from_string(model)
         self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
 

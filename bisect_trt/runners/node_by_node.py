@@ -1,15 +1,14 @@
 """The network run node by node, for what needs every layer's values: errors by layer.
 
-Each node is a session of its own (see ``node_sessions``), made once; values are freed after their
-last use, so that memory does not grow with the number of layers.
+Each kind of node has a session of its own; values are freed after their last use, so that memory
+does not grow with the number of layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from sys import intern
 from typing import Any
 
@@ -31,8 +30,7 @@ from bisect_trt.model.roundings import is_rounded, list_roundings
 from bisect_trt.model.tensor_types import captured_names
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.ort_session import failure_of_session, node_session
-from bisect_trt.runners.rtx import OPERATORS, run_operator
-from bisect_trt.runners.values import Value, bytes_of, caller, owned, value_of, viewed
+from bisect_trt.runners.values import Value, caller, owned, value_of, viewed
 
 _ELEMENT = {
     "float": TensorProto.FLOAT,
@@ -230,7 +228,6 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
         parts.append((index, slots, inputs, outputs))
     rounded = {p: list_roundings(graph, p) for p in Precision}
     steps = []
-    known = _RunState()
     for index, slots, inputs, outputs in parts:
         unread = {t for t in {*inputs, *outputs} if last_use[t] == index}
         here = {p: found[index] for p, found in rounded.items()}
@@ -241,34 +238,15 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
                 inputs,
                 outputs,
                 tuple(p for p in Precision if graph.role(index, p).kind is Kind.LAYER),
-                known({p: tuple(map(slots.index, r.operands)) for p, r in here.items()}),
-                known(
-                    {
-                        p: tuple(outputs.index(x.tensor) for x in r.results.values())
-                        for p, r in here.items()
-                    }
-                ),
+                {p: tuple(map(slots.index, r.operands)) for p, r in here.items()},
+                {
+                    p: tuple(outputs.index(x.tensor) for x in r.results.values())
+                    for p, r in here.items()
+                },
                 tuple(unread.difference(graph.outputs)),
             )
         )
     return steps
-
-
-class _RunState:
-    """The first of equal places: thousands of nodes have the same few, which would be most of what
-    a model's steps take.
-    """
-
-    def __init__(self) -> None:
-        self._first: dict[tuple[tuple[int, ...], ...], Places] = {}
-
-    def __call__(self, places: Places) -> Places:
-        return self._first.setdefault(tuple(places.values()), places)
-
-
-_SMALL, _LARGE = 1 << 17, 32 << 20
-"""Bytes that a node reads, between which two histories run it beside each other: most operators
-leave cores idle for a part of their time. Below, the thread costs more; above, memory counts."""
 
 
 @dataclass(frozen=True)
@@ -289,18 +267,13 @@ class LayerValues:
 
 
 class NodeByNode:
-    """Runs ``graph`` step by step; ``constants`` are shared with whoever else executes it.
-
-    ``rtx_sums`` of its methods asks for the sums of TensorRT for RTX (see
-    :mod:`bisect_trt.runners.rtx`), which take longer.
-    """
+    """Runs ``graph`` step by step; ``constants`` are shared with whoever else executes it."""
 
     def __init__(self, graph: Graph, constants: ConstantStore, threads: int) -> None:
         self._graph = graph
         self._constants = constants
         self._threads = threads
         self._sessions = NodeSessions(graph.proto, threads)
-        self._beside = ThreadPoolExecutor(1, "bisect-trt")
         self._ready: dict[tuple[int, Precision], NodeSession] = {}
         self._compiled: Sequence[Step] | None = None
 
@@ -318,17 +291,17 @@ class NodeByNode:
             found = self._compiled = compile_steps(self._graph, self._constants)
         return found
 
-    def outputs(self, sample: Sample, plan: PrecisionPlan, *, rtx_sums: bool) -> Arrays:
+    def outputs(self, sample: Sample, plan: PrecisionPlan) -> Arrays:
         """The model's outputs on ``sample`` under ``plan``."""
         chain = self._start(sample)
-        self._advance(self._steps, plan, chain, rtx_sums)
+        for step in self._steps:
+            precision = plan.precision_of(step.name)
+            self._keep(step, precision, self._execute(step, precision, chain), chain)
+            chain.free(step.frees)
         return {name: self._fetch(name, chain) for name in self._graph.outputs}
 
-    def trace(
-        self, sample: Sample, plan: PrecisionPlan, *, rtx_sums: bool
-    ) -> Iterator[LayerValues]:
-        """Each layer's float outputs on ``sample`` in network order, beside the exact ones: of
-        those that can run at the plan's base, pinned or not.
+    def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
+        """The float outputs of each layer that can run at the plan's base, in network order.
 
         Both histories advance together and are freed together: two networks' live tensors are in
         memory, never all activations.
@@ -336,13 +309,13 @@ class NodeByNode:
         exact, low = self._start(sample), self._start(sample)
         for step in self._steps:
             # In a generator of its own: what it holds of one layer is gone when the next is run.
-            yield from self._traced(step, plan, exact, low, rtx_sums)
+            yield from self._traced(step, plan, exact, low)
             exact.free(step.frees)
 
     def exact(
         self, sample: Sample, precision: Precision
     ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-        """Each float output of the layers that ``precision`` lowers, in FP32 and network order."""
+        """Each float output of the layers that ``precision`` reduces, in FP32 and network order."""
         chain = self._start(sample)
         for step in self._steps:
             found = self._execute(step, Precision.FP32, chain)
@@ -354,29 +327,18 @@ class NodeByNode:
             chain.free(step.frees)
 
     def _traced(
-        self, step: Step, plan: PrecisionPlan, exact: Chain, low: Chain, rtx_sums: bool
+        self, step: Step, plan: PrecisionPlan, exact: Chain, low: Chain
     ) -> Iterator[LayerValues]:
         """Run ``step`` on both histories, and where it is a layer show what became of it."""
         precision = plan.precision_of(step.name)
-        reduced = partial(self._execute, step, precision, low, rtx_sums)
-        read = sum(bytes_of(self._value(name, low, [])) for name in step.inputs)
-        begun = self._beside.submit(reduced) if _SMALL < read < _LARGE else None
-        introduced: list[Value] = []
-        try:
-            reference = self._execute(step, Precision.FP32, exact)
-            if begun is not None and step.reduces(precision):
-                introduced = self._execute(step, precision, exact, rtx_sums)
-        finally:
-            if begun is not None:  # it reads constants that the next who asks may replace
-                wait([begun])
-        accumulated = reduced() if begun is None else begun.result()
+        reference = self._execute(step, Precision.FP32, exact)
+        accumulated = self._execute(step, precision, low)
         self._keep(step, precision, accumulated, low)
         low.free(step.frees)
         if step.reduces(plan.base):
+            introduced = reference
             if step.reduces(precision):
-                introduced = introduced or self._execute(step, precision, exact, rtx_sums)
-            else:
-                introduced = reference
+                introduced = self._execute(step, precision, exact)
             exact.versions.clear()  # nobody else reads the exact history rounded
             rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
             for tensor, *values in rows:
@@ -387,24 +349,13 @@ class NodeByNode:
                 yield LayerValues(step.name, tensor, true, both, own, in_range)
         self._keep(step, Precision.FP32, reference, exact)
 
-    def _advance(
-        self, steps: Sequence[Step], plan: PrecisionPlan, chain: Chain, rtx_sums: bool = False
-    ) -> None:
-        """Run ``steps`` on ``chain``, each as ``plan`` has it."""
-        for step in steps:
-            precision = plan.precision_of(step.name)
-            self._keep(step, precision, self._execute(step, precision, chain, rtx_sums), chain)
-            chain.free(step.frees)
-
     @staticmethod
     def _start(sample: Sample) -> Chain:
         """A history that has run no step yet."""
         owners = {name: owned(array) for name, array in sample.arrays.items()}
         return Chain({n: value_of(o) for n, o in owners.items()}, held=tuple(owners.values()))
 
-    def _execute(
-        self, step: Step, precision: Precision, chain: Chain, rtx_sums: bool = False
-    ) -> list[Value]:
+    def _execute(self, step: Step, precision: Precision, chain: Chain) -> list[Value]:
         if not step.reduces(precision):
             precision = Precision.FP32
         rounded = step.reduced_in[precision]
@@ -417,11 +368,6 @@ class NodeByNode:
         ]
         node = self._graph.proto.graph.node[step.index]
         try:
-            if rtx_sums and precision is Precision.FP16 and node.op_type in OPERATORS:
-                found = run_operator(node, [v.numpy() for v in values], self._graph.opset)
-                if found is not None:
-                    # It is rounded; this copies it to where it outlives the array.
-                    return [self._round(value_of(owned(found)), precision)]
             session = self._ready.get((step.index, precision))
             if session is None:
                 types = [v.data_type() for v in values]

@@ -1,9 +1,7 @@
-"""The ``onnxruntime-cuda`` runner: the typed model on ONNX Runtime's CUDA provider, a second
-opinion without TensorRT.
+"""The ``onnxruntime-cuda`` runner: the typed model on ONNX Runtime's CUDA provider.
 
-What the CUDA provider has no kernel for falls back to the CPU provider, where FP16 is not FP16
-(kernels convert to FP32 and back): such layers are named, and reduced ones among them make the
-result unsure.
+What the CUDA provider has no kernel for falls back to the CPU provider, where FP16 is not FP16:
+reduced layers among these are named, and make the result unsure.
 """
 
 from __future__ import annotations
@@ -46,8 +44,6 @@ from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 
 WORKER = "bisect_trt.runners.ort_cuda:OrtCudaWorker"
 
-_NAMED = 4
-
 
 class OrtCudaRunner:
     """Executes a model on the GPU, a session for each plan, in a child process.
@@ -71,14 +67,14 @@ class OrtCudaRunner:
         self._layers = {layer.name for layer in self._graph.layers}
         self.timeout_s = timeout_s
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
-        self._worker = WorkerPool([IsolatedWorker(WORKER, {})], ends=(Verdict.CRASHED,))
+        self._worker = WorkerPool([IsolatedWorker(WORKER, {})])
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         arrays = [dict(s.arrays) for s in samples]
         with session_form(to_typed(self._graph, plan), elsewhere=True) as form:
-            answer = self._worker.call(
+            outputs, fallen_back = self._worker.call(
                 "evaluate",
                 form.content,
                 form.folder,
@@ -86,16 +82,16 @@ class OrtCudaRunner:
                 plan.base is Precision.TF32,
                 timeout_s=self.timeout_s,
             )
-        outputs, fallen_back = answer
         reduced = (
             sorted((set(fallen_back) & self._layers) - plan.pinned) if plan.base.is_storage else []
         )
         if reduced:
             self._facts[plan] = {UNSUPPORTED: reduced}
+            precision = plan.base.value.upper()
             raise RunnerFailedError(
-                f"ONNX Runtime's CUDA provider has no {plan.base.value.upper()} kernel for "
-                f"{some_of(reduced, _NAMED)}: it ran on the CPU provider, where "
-                f"{plan.base.value.upper()} means nothing",
+                f"ONNX Runtime's CUDA provider has no {precision} kernel for "
+                f"{some_of(reduced, 4)}: it ran on the CPU provider, where {precision} means "
+                "nothing",
                 Verdict.UNSURE,
             )
         yield from outputs
@@ -156,9 +152,7 @@ class OrtCudaWorker:
 
 
 def _failure(error: Exception, verdict: Verdict) -> RunnerFailedError:
-    """What ONNX Runtime raised, for which it has no classes: of the model, or of a GPU that gave
-    out and answers nobody in this process any more.
-    """
+    """What ONNX Runtime raised: of the model, or of a GPU that this process has lost."""
     what = "load" if verdict is Verdict.BUILD_FAILED else "run"
     gpu, scarce = is_gpu_failure(error), is_out_of_memory(error)
     return RunnerFailedError(

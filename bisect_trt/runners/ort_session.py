@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx
@@ -28,12 +24,12 @@ from bisect_trt.base.errors import (
     is_out_of_threads,
     one_line,
 )
-from bisect_trt.base.limits import habits, thread_count
+from bisect_trt.base.limits import thread_count
 from bisect_trt.base.plan import Precision
-from bisect_trt.model.save import MOST_SENT, session_form
-from bisect_trt.model.tensor_values import array_of, place_of, size_of
+from bisect_trt.model.save import session_form
+from bisect_trt.model.tensor_values import array_of, place_of
 from bisect_trt.runners.device import CPU, CPU_PROVIDER, Device, load_cuda_libraries
-from bisect_trt.runners.values import let_go_of_source, owned
+from bisect_trt.runners.values import attach, owned
 
 _SUFFIX = "_kernel_time"
 
@@ -66,14 +62,6 @@ RoundedConstants = Callable[[str, Precision], ort.OrtValue]
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """The setting that says below which folder the places of values are."""
 
-_MANY_INITIALISERS = 30_000
-"""ONNX Runtime takes each initialiser that it has read out of the graph, and looks for it among all
-that are left there: 60,000 take it 15 s of 20. A session that writes its model keeps them, for 2.6
-kB each; of fewer the writing costs what it spares. (Not tried on a GPU.)"""
-
-_held: WeakKeyDictionary[ort.InferenceSession, list[ort.OrtValue]] = WeakKeyDictionary()
-"""What sessions borrow: the values must live as long as they do."""
-
 
 def opened(
     model: onnx.ModelProto | Callable[[], onnx.ModelProto],
@@ -96,10 +84,6 @@ def opened(
     with session_form(model() if callable(model) else model) as form:
         if form.folder:
             options.add_session_config_entry(WEIGHTS_FOLDER, form.folder)
-        written = len(form.content) + sum(map(size_of, form.rounded))
-        many = form.initialisers >= _MANY_INITIALISERS and device == CPU
-        if many and written <= MOST_SENT:
-            options.optimized_model_filepath = os.devnull
         shared = form.mapped if shares_weights else ()
         values = [owned(array_of(tensor)) for tensor in shared]
         for tensor, value in zip(shared, values, strict=True):
@@ -121,8 +105,7 @@ def opened(
             "ONNX Runtime's CUDA provider does not start here: no usable GPU, or CUDA libraries "
             "are missing"
         )
-    let_go_of_source(session)
-    _held[session] = values
+    attach(session, values)
     return session
 
 
@@ -134,33 +117,25 @@ def _rounded(tensor: onnx.TensorProto, constants: RoundedConstants | None) -> or
     return constants(place.source, place.rounding)
 
 
-_MAX_NODE_THREADS = 8
-"""Every session owns a pool; a model has tens of different nodes, and none of them feeds more
-threads than this.
-"""
+NODE_THREADS = 8
+"""Every session owns a pool of threads; no node of those that have their own feeds more."""
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
-    """What every session begins with.
-
-    Threads that wait sleep: spinning ones gain next to nothing when alone, and of several busy
-    processes each spins away what the others could use (benchmarks/sizes/neighbours.py). Their
-    number is said, not left to ONNX Runtime: it knows of no quota, would tie them to cores that
-    others are tied to as well, and its sums of some convolutions follow the number. The rest
-    follows this process' :func:`habits`.
-    """
+    """What every session begins with; ``threads`` is what a call may use, 0 for all cores."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    asked = [most for most in (threads, habits().threads) if most]
-    options.intra_op_num_threads = min(asked, default=thread_count())
+    # ONNX Runtime knows of no quota, and would tie threads to cores that others are tied to.
+    options.intra_op_num_threads = threads or thread_count()
     options.inter_op_num_threads = 1  # nodes run one after the other
+    # Threads that wait sleep: spinning ones take the time of other busy processes.
     for pool in ("intra_op", "inter_op"):
         options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
-    if habits().frees_activations:
-        options.enable_cpu_mem_arena = False
-        options.enable_mem_pattern = False
+    # Several sessions of one model would each keep freed activations for the next call.
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
     return options
 
 
@@ -180,7 +155,6 @@ def reference_session(
         MachineError: there is not enough memory.
     """
     options = session_options()
-    _share_arena(options)
     # Its fusions of quantised operators change that model's output by 0.85.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     if shares_weights:
@@ -198,71 +172,11 @@ def reference_session(
         raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
 
 
-def _share_arena(options: ort.SessionOptions) -> None:
-    """Let the session's activations lie where every other session's do: those of sessions that run
-    in turn take the room of one. An OCR detector's run takes 344 MB so and 428 with an arena for
-    the reference and for the second emulator each, in the same time. Small ones are taken singly.
-    """
-    options.enable_mem_pattern = False
-    if habits().takes_singly:
-        options.enable_cpu_mem_arena = False
-    elif not habits().frees_activations:
-        _register_shared_arena()
-        options.add_session_config_entry("session.use_env_allocators", "1")
-
-
-@cache
-def _register_shared_arena() -> None:
-    """One arena for all sessions; nodes' outputs are freed in another order than a session would,
-    and no node hoards. Where the host program registered its own, that is used.
-    """
-    memory = ort.OrtMemoryInfo(
-        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
-    )
-    settings = {
-        "max_mem": 0,
-        "arena_extend_strategy": 1,
-        "initial_chunk_size_bytes": -1,
-        "max_dead_bytes_per_chunk": -1,
-    }
-    with suppress(RuntimeError):
-        ort.create_and_register_allocator(memory, ort.OrtArenaCfg(settings))
-
-
-def giving_back() -> ort.RunOptions | None:
-    """For a call at whose end the shared arena gives back what no tensor lies in: it is made of
-    pieces as large as whoever asked first wanted them, which serve no other network's tensors. Of
-    an OCR recogniser that is half of what all sessions take. None where there is no arena.
-    """
-    if habits().frees_activations or habits().takes_singly:
-        return None
-    options = ort.RunOptions()
-    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    return options
-
-
-def node_session(
-    model: onnx.ModelProto, threads: int = 0, *, own_arena: bool = False
-) -> ort.InferenceSession:
+def node_session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSession:
     """A session over a few nodes and their roundings, exactly as written."""
-    options = session_options(threads or min(thread_count(), _MAX_NODE_THREADS))
+    options = session_options(threads or min(thread_count(), NODE_THREADS))
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if not own_arena:
-        _share_arena(options)
     return opened(model, options)
-
-
-def switched_session(
-    model: onnx.ModelProto, threads: int = 0, device: Device = CPU, profile: str | None = None
-) -> ort.InferenceSession:
-    """A session over a model with switches, or a segment of one, exactly as written. Those for the
-    CPU run in turn and share an arena.
-
-    Raises:
-        RunnerFailedError: ONNX Runtime cannot load the model.
-    """
-    where = "the emulated model"
-    return session_as_written(model, where, threads, device, profile, one_of_many=device == CPU)
 
 
 def session_as_written(
@@ -271,8 +185,6 @@ def session_as_written(
     threads: int = 0,
     device: Device = CPU,
     profile: str | None = None,
-    *,
-    one_of_many: bool = False,
 ) -> ort.InferenceSession:
     """A session without any of ONNX Runtime's optimisations: what is marked as an output changes no
     number.
@@ -284,8 +196,6 @@ def session_as_written(
     """
     options = session_options(threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if one_of_many:
-        _share_arena(options)
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, profile
     try:

@@ -1,23 +1,27 @@
-"""Work in a process of its own, whose end harms no other."""
+"""Work in processes of their own, whose end harms no other: one process, and a pool of workers.
+
+A process is started by hand and not by :mod:`multiprocessing` or a library on it: these execute the
+caller's main module again, and keep no log of a process that crashed.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import math
+import importlib
 import os
-import pickle
-import selectors
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import LifoQueue
-from types import TracebackType
-from typing import IO, Any, NoReturn, Protocol
+from threading import Event, Thread
+from typing import IO, Any, Protocol
 
 from bisect_trt.base.errors import (
     BisectError,
@@ -30,277 +34,14 @@ from bisect_trt.base.errors import (
 from bisect_trt.base.interrupt import STOPPING
 from bisect_trt.base.outcomes import Verdict
 
-_USER_TIME, _SYSTEM_TIME = 11, 12
-"""Places in /proc/PID/stat behind the command's name (proc(5): fields 14 and 15)."""
+LOG_BYTES = 8192
+LOG_LINES = 8
+LOOK_INTERVAL_S = 0.5
+"""How often a worker that has not answered is looked at."""
 
-
-class Pulse:
-    """The processor time of process ``pid``, watched from now on."""
-
-    def __init__(self, pid: int, stall_s: float | None) -> None:
-        self._stat = Path(f"/proc/{pid}/stat")
-        self._stall_s = stall_s
-        self._used = -1
-        self._since = time.monotonic()
-
-    def check(self) -> None:
-        """Look whether the process has used the processor since the last time.
-
-        Raises:
-            TimeoutError: not for too long.
-        """
-        if self._stall_s is None:
-            return
-        used, now = self._ticks(), time.monotonic()
-        if used is None or used != self._used:
-            self._used, self._since = used or 0, now
-        elif now - self._since > self._stall_s:
-            raise TimeoutError(f"it used no processor for {self._stall_s:g} s")
-
-    def _ticks(self) -> int | None:
-        try:
-            fields = (
-                self._stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-            )
-            return int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])
-        except (OSError, ValueError, IndexError):
-            return None  # no Linux, or it has just died: the pipe tells
-
-
-def failure_of(error: Exception) -> tuple[str, Any]:
-    """(kind, value) of an error that a worker's object raised."""
-    if isinstance(error, RunnerUnavailableError):
-        return "unavailable", str(error)
-    if isinstance(error, RunnerFailedError):
-        more = {"lost": error.lost, "machine": error.machine, "node": error.node}
-        return "failed", (str(error), error.verdict, error.log, more)
-    if isinstance(error, MachineError) or is_out_of_memory(error):
-        return "failed", (one_line(error), Verdict.CRASHED, (), {"lost": True, "machine": True})
-    if isinstance(error, BisectError):
-        return "failed", (str(error), Verdict.BUILD_FAILED, (), {})
-    # Whatever a native library's binding raises.
-    return "failed", (f"{type(error).__name__}: {one_line(error)}", Verdict.CRASHED, (), {})
-
-
-def must_end(kind: str, value: Any) -> bool:
-    """Whether the process that gave this answer is not to be asked again: it would answer for
-    others what became of one, as a GPU does on which a kernel broke, or keeps memory.
-    """
-    return kind == "unavailable" or (kind == "failed" and bool(value[3].get("lost")))
-
-
-def raise_failure(kind: str, value: Any) -> NoReturn:
-    """The error that :func:`failure_of` took apart.
-
-    Raises:
-        RunnerUnavailableError: of the kind "unavailable".
-        RunnerFailedError: of the others.
-    """
-    if kind == "unavailable":
-        raise RunnerUnavailableError(value)
-    message, verdict, log, more = value
-    raise RunnerFailedError(message, verdict, log, **more)
-
-
-_LOG_LINES = 8
-_SUBGRAPH = 1 << 20
-_LOOK_S = 1.0
-"""How often a silent child is looked at."""
-
-HEADER = struct.Struct("<Q")
-
-
-class IsolatedWorker:
-    """Calls methods of ``target`` (``module:Class``), made with ``arguments`` in a child process.
-
-    Both must be plain data, as everything that is passed and returned.
-    """
-
-    def __init__(
-        self,
-        target: str,
-        arguments: Mapping[str, Any],
-        environment: Mapping[str, str] | None = None,
-        stall_s: float | None = None,
-    ) -> None:
-        self._target = target
-        self._arguments = dict(arguments)
-        self._environment = dict(environment or {})
-        self._stall_s = stall_s
-        self._child: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
-
-    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """What ``method`` of the target returns.
-
-        Raises:
-            RunnerFailedError: with the verdict the target chose; lost, with CRASHED if the child
-                died, or TIMED_OUT.
-            RunnerUnavailableError: the target could not be made at all.
-        """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            child = self._started(deadline)
-            pulse = Pulse(child.pid, self._stall_s)
-            _send(child.stdin, (method, arguments), deadline, pulse)
-            kind, value = self._receive(child, deadline, pulse)
-        except (EOFError, BrokenPipeError):
-            raise RunnerFailedError(
-                self._obituary(), Verdict.CRASHED, self._last_lines(), lost=True
-            ) from None
-        except TimeoutError as error:
-            lines = self._last_lines()
-            self.close()
-            words = str(error) or f"no answer in {timeout_s:g} s"
-            raise RunnerFailedError(
-                f"{words}: the process was killed", Verdict.TIMED_OUT, lines, lost=True
-            ) from None
-        except (
-            BaseException
-        ):  # Ctrl-C in the middle of an answer: what is left in the pipe belongs to nobody
-            self.close()
-            raise
-        if kind == "result":
-            return value
-        if must_end(kind, value):
-            self.close()
-        raise_failure(kind, value)
-
-    @property
-    def pid(self) -> int | None:
-        """The child's process id, None while there is no child."""
-        return self._child.pid if self._child is not None else None
-
-    def kill(self) -> None:
-        """End the child while another thread waits for its answer, which hears of it."""
-        child = self._child
-        if child is not None:
-            child.kill()
-
-    def close(self) -> None:
-        """End the child, if there is one."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-            for stream in (self._child.stdin, self._child.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
-            self._child = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-
-    def __enter__(self) -> IsolatedWorker:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _started(self, deadline: float | None) -> subprocess.Popen[bytes]:
-        if self._child is not None and self._child.poll() is None:
-            return self._child
-        self.close()
-        self._log = tempfile.TemporaryFile(prefix="bisect-trt-log-")  # noqa: SIM115 (it lives as long as the child)
-        package_root = str(Path(__file__).resolve().parents[3])
-        path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH", "")) if p)
-        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the driver's tool counts GPUs so
-        environment = {**order, **os.environ, **self._environment, "PYTHONPATH": path}
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "bisect_trt.runners.worker_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is the parent's to handle
-        )
-        pulse = Pulse(self._child.pid, self._stall_s)
-        _send(self._child.stdin, (self._target, self._arguments), deadline, pulse)
-        return self._child
-
-    @staticmethod
-    def _receive(child: subprocess.Popen[bytes], deadline: float | None, pulse: Pulse) -> Any:
-        size = HEADER.unpack(_read(child.stdout, HEADER.size, deadline, pulse))[0]
-        return pickle.loads(_read(child.stdout, size, deadline, pulse))
-
-    def _obituary(self) -> str:
-        assert self._child is not None
-        code = self._child.wait()
-        if code == -signal.SIGKILL:
-            return "the process was killed from outside (out of memory?)"
-        if code < 0:
-            named = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
-            return f"the process crashed ({named})"
-        return f"the process ended with exit code {code}"
-
-    def _last_lines(self) -> tuple[str, ...]:
-        if self._log is None:
-            return ()
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 8192))
-        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines()]
-        return tuple(line for line in lines if line)[-_LOG_LINES:]
-
-
-def _send(stream: IO[bytes] | None, message: object, deadline: float | None, pulse: Pulse) -> None:
-    """Write ``message`` piece by piece: a child that hangs does not read, and a pipe holds little.
-
-    Raises:
-        BrokenPipeError: the child has gone.
-        TimeoutError: the deadline passed, or the child hangs.
-    """
-    assert stream is not None
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    number = stream.fileno()
-    os.set_blocking(number, False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_WRITE)
-        for part in (memoryview(HEADER.pack(len(data))), memoryview(data)):
-            left = part
-            while left:
-                _wait(selector, deadline, pulse)
-                with contextlib.suppress(BlockingIOError):
-                    left = left[os.write(number, left[:_SUBGRAPH]) :]
-
-
-def _wait(selector: selectors.BaseSelector, deadline: float | None, pulse: Pulse) -> None:
-    """Until the stream of ``selector`` is ready. Raises TimeoutError as its callers do, and
-    KeyboardInterrupt in any thread once the command is to stop.
-    """
-    while True:
-        left = math.inf if deadline is None else deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        if STOPPING.is_set():
-            raise KeyboardInterrupt  # a time-out would be an engine's verdict
-        if selector.select(min(left, _LOOK_S)):
-            return
-        pulse.check()
-
-
-def _read(stream: IO[bytes] | None, size: int, deadline: float | None, pulse: Pulse) -> bytes:
-    """Exactly ``size`` bytes.
-
-    Raises:
-        EOFError: the stream ended.
-        TimeoutError: the deadline passed, or the writer hangs.
-    """
-    assert stream is not None
-    parts, missing = [], size
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        while missing:
-            _wait(selector, deadline, pulse)
-            part = os.read(stream.fileno(), min(missing, _SUBGRAPH))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            missing -= len(part)
-    return b"".join(parts)
+Failure = RunnerFailedError | RunnerUnavailableError
+Answer = tuple[bool, Any]
+"""(True, what a method returned), or (False, the :data:`Failure`)."""
 
 
 class Remote(Protocol):
@@ -310,7 +51,9 @@ class Remote(Protocol):
         """What ``method`` returns.
 
         Raises:
-            RunnerFailedError: with a verdict, CRASHED if the object was lost.
+            RunnerFailedError: with a verdict: the object's own, or CRASHED or TIMED_OUT and
+                ``lost``.
+            RunnerUnavailableError: the object cannot be made.
         """
         ...
 
@@ -319,21 +62,226 @@ class Remote(Protocol):
         ...
 
 
-_ENDS = (Verdict.CRASHED, Verdict.TIMED_OUT)
+class Served:
+    """The worker's side: makes ``target`` (``module:Class``) at the first call, and calls it."""
+
+    def __init__(self, target: str, arguments: Mapping[str, Any]) -> None:
+        self._target = target
+        self._arguments = arguments
+        self._object: Any = None
+
+    def call(self, method: str, *arguments: Any) -> Answer:
+        """What ``method`` returned, or how it failed."""
+        try:
+            if self._object is None:
+                module, _, name = self._target.partition(":")
+                self._object = getattr(importlib.import_module(module), name)(**self._arguments)
+                self._arguments = {}  # a model may be among them
+            return True, getattr(self._object, method)(*arguments)
+        except Exception as error:
+            return False, failure_of(error)
+
+
+def failure_of(error: Exception) -> Failure:
+    """What is told of an error that a worker's object raised."""
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, MachineError) or is_out_of_memory(error):
+        return RunnerFailedError(one_line(error), Verdict.CRASHED, machine=True)
+    if isinstance(error, BisectError):
+        return RunnerFailedError(str(error), Verdict.BUILD_FAILED)
+    # Whatever a native library's binding raises.
+    return RunnerFailedError(f"{type(error).__name__}: {one_line(error)}", Verdict.CRASHED)
+
+
+def must_end(failure: Failure) -> bool:
+    """Whether a worker must not be asked again: it lost its GPU, or keeps memory."""
+    return isinstance(failure, RunnerUnavailableError) or failure.lost
+
+
+def serve(descriptor: int) -> None:
+    """Answer the calls that come through a connection until the other end is closed."""
+    connection = Connection(descriptor)
+    served = Served(*connection.recv())
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:
+            return
+        connection.send(served.call(method, *arguments))
+
+
+@dataclass(frozen=True)
+class _Child:
+    """A started process. Its connection is closed with its last user: one may wait for an
+    answer in another thread.
+    """
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    log: IO[bytes]
+
+    def obituary(self) -> str:
+        """How it ended."""
+        code = self.process.wait()
+        if code == -signal.SIGKILL:
+            return "the process was killed from outside (out of memory?)"
+        if code < 0:
+            named = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+            return f"the process crashed ({named})"
+        return f"the process ended with exit code {code}"
+
+    def last_lines(self) -> tuple[str, ...]:
+        """The end of what it printed."""
+        if self.log.closed:
+            return ()
+        size = os.fstat(self.log.fileno()).st_size
+        text = os.pread(self.log.fileno(), LOG_BYTES, max(0, size - LOG_BYTES))
+        lines = [line.strip() for line in text.decode(errors="replace").splitlines()]
+        return tuple(line for line in lines if line)[-LOG_LINES:]
+
+    def end(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+@contextmanager
+def _watched(process: subprocess.Popen[bytes], timeout_s: float | None) -> Iterator[Event]:
+    """Kill ``process`` where the block takes too long, which sets the event given, or the command
+    is to stop.
+    """
+    ended, timed_out = Event(), Event()
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def watch() -> None:
+        wait_s = 0.0
+        while not ended.wait(wait_s):
+            left_s = LOOK_INTERVAL_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0.0:
+                timed_out.set()
+            if timed_out.is_set() or STOPPING.is_set():
+                process.kill()
+                return
+            wait_s = min(left_s, LOOK_INTERVAL_S)
+
+    watcher = Thread(target=watch, name="bisect-trt-watch", daemon=True)
+    watcher.start()
+    try:
+        yield timed_out
+    finally:
+        ended.set()
+        watcher.join()
+
+
+class IsolatedWorker:
+    """Calls methods of ``target`` (``module:Class``), made with ``arguments`` in a child process.
+
+    Both must be plain data. A process that was lost is replaced at the next call.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._target = target
+        self._arguments = dict(arguments)
+        self._environment = dict(environment or {})
+        self._child: _Child | None = None
+
+    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """As :meth:`Remote.call`."""
+        try:
+            succeeded, value = self._ask((method, arguments), timeout_s)
+        except BaseException:  # after Ctrl-C an answer nobody waits for may still come
+            self.close()
+            raise
+        if succeeded:
+            return value
+        if must_end(value):
+            self.close()
+        raise value
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, None while there is no child."""
+        return self._child.process.pid if self._child is not None else None
+
+    def close(self) -> None:
+        """End the child, if there is one."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+    def __enter__(self) -> IsolatedWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, request: tuple[str, Sequence[Any]], timeout_s: float | None) -> Answer:
+        child = self._child
+        messages: list[tuple[str, Any]] = [request]
+        if child is None or child.process.poll() is not None:
+            self.close()
+            child = self._child = _start(self._environment)
+            messages.insert(0, (self._target, self._arguments))
+        timed_out = Event()
+        try:
+            with _watched(child.process, timeout_s) as timed_out:
+                for message in messages:
+                    child.connection.send(message)
+                answer: Answer = child.connection.recv()
+            if timed_out.is_set():  # it was killed at the last moment
+                raise EOFError
+        except (EOFError, OSError):
+            if STOPPING.is_set():  # a crash would be an engine's verdict
+                raise KeyboardInterrupt from None
+            words, verdict = child.obituary(), Verdict.CRASHED
+            if timed_out.is_set():
+                words = f"no answer in {timeout_s:g} s: the process was killed"
+                verdict = Verdict.TIMED_OUT
+            return False, RunnerFailedError(words, verdict, child.last_lines(), lost=True)
+        return answer
+
+
+def _start(environment: Mapping[str, str]) -> _Child:
+    log = tempfile.TemporaryFile(prefix="bisect-trt-log-")  # noqa: SIM115 (until the child ends)
+    ours, theirs = Pipe()
+    package_root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH", "")) if p)
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the driver's tool counts GPUs so
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=[theirs.fileno()],
+        env={**order, **os.environ, **environment, "PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C is the parent's to handle
+    )
+    theirs.close()
+    return _Child(process, ours, log)
 
 
 class WorkerPool:
-    """A :class:`~bisect_trt.runners.process.Remote` over ``members``."""
+    """A :class:`Remote` over several: each call is answered by one that is free.
+
+    A worker that crashed is asked again, or another one, up to ``attempts`` times; one that timed
+    out only with ``retry_timeouts``.
+    """
 
     def __init__(
-        self, members: Sequence[Remote], attempts: int = 2, ends: Collection[Verdict] = _ENDS
+        self, members: Sequence[Remote], attempts: int = 2, *, retry_timeouts: bool = False
     ) -> None:
         self._members = list(members)
         self._attempts = attempts
-        self._ends = frozenset(ends)
+        self._retry_timeouts = retry_timeouts
         self._closed = False
-        # Who was free last: it has started, and its model is loaded. What calls come one after the
-        # other are so of one process, and their times those of inferences.
+        # The last one that became free is asked first: it has started, and holds its model.
         self._free: LifoQueue[Remote] = LifoQueue()
         for member in reversed(self._members):
             self._free.put(member)
@@ -342,20 +290,17 @@ class WorkerPool:
         return len(self._members)
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """The answer of a free member; waits while there is none.
-
-        Raises:
-            RunnerFailedError: the member's, or the crew was closed: a thread that is still at work
-                must not start a process that nobody ends.
-        """
+        """As :meth:`Remote.call`, by a free member; waits while there is none."""
         for attempt in range(1, self._attempts + 1):
             member = self._free.get()
             try:
-                if self._closed:
+                if self._closed:  # a thread still at work must not start a process nobody ends
                     raise RunnerFailedError("the runner was closed", Verdict.CRASHED)
                 return member.call(method, *arguments, timeout_s=timeout_s)
             except RunnerFailedError as error:
-                again = error.lost and (error.machine or error.verdict in self._ends)
+                again = error.lost and (
+                    self._retry_timeouts or error.verdict is not Verdict.TIMED_OUT
+                )
                 if not again or attempt == self._attempts:
                     raise
             finally:

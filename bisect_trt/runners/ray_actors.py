@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bisect_trt.base.errors import (
@@ -22,10 +22,10 @@ from bisect_trt.base.errors import (
 from bisect_trt.base.interrupt import STOPPING
 from bisect_trt.base.limits import thread_count
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.runners.process import failure_of, must_end, raise_failure
+from bisect_trt.runners.process import LOOK_INTERVAL_S, Served, must_end
 
 LOCAL = "local"
-_CONNECT_S, _LOOK_S = 10.0, 0.5
+CONNECT_TIMEOUT_S = 10.0
 
 
 class RayActor:
@@ -34,62 +34,47 @@ class RayActor:
     def __init__(self, ray: Any, handle: Any, shared: Any) -> None:
         self._ray = ray
         self._handle = handle
-        # a restarted actor needs the arguments again: their reference must not go out of scope
-        self._shared = shared
+        self._shared = shared  # a restarted actor fetches its arguments again: they must be kept
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """As :meth:`Remote.call`; TIMED_OUT after ``timeout_s`` seconds, CRASHED where Ray gave the
-        actor up.
-        """
+        """As :meth:`Remote.call`; CRASHED where Ray gave the actor up."""
         asked = self._handle.call.remote(method, *arguments)
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
-            while not self._ray.wait([asked], timeout=_LOOK_S)[0]:
+            while not self._ray.wait([asked], timeout=LOOK_INTERVAL_S)[0]:
                 if STOPPING.is_set():
                     raise KeyboardInterrupt
                 if time.monotonic() > deadline:
-                    self._ray.kill(self._handle, no_restart=False)
+                    self._replace()
                     raise RunnerFailedError(
                         f"no answer in {timeout_s:g} s: the Ray actor was killed",
                         Verdict.TIMED_OUT,
                         lost=True,
                     )
-            kind, value = self._ray.get(asked)
+            succeeded, value = self._ray.get(asked)
         except self._ray.exceptions.RayError as error:
             raise RunnerFailedError(
                 f"the Ray actor was lost ({one_line(error, 120)})", Verdict.CRASHED, lost=True
             ) from error
-        if kind == "result":
+        if succeeded:
             return value
-        if must_end(kind, value):
-            self._ray.kill(self._handle, no_restart=False)
-        raise_failure(kind, value)
+        if must_end(value):
+            self._replace()
+        raise value
 
     def close(self) -> None:
         """End the actor."""
         self._ray.kill(self._handle)
 
+    def _replace(self) -> None:
+        self._ray.kill(self._handle, no_restart=False)
 
-class _Served:
-    """What an actor holds: the target object; failures travel as data, because Ray would drop what
-    they carry.
-    """
+
+class RayServed(Served):
+    """What an actor holds. Failures are answers: Ray would drop what an exception carries."""
 
     def __init__(self, target: str, shared: Sequence[Any]) -> None:
-        module, _, name = target.partition(":")
-        self._make: Callable[[], Any] = lambda: getattr(importlib.import_module(module), name)(
-            **importlib.import_module("ray").get(shared[0])
-        )
-        self._object: Any = None
-
-    def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
-        """("result", value), or how it failed."""
-        try:
-            if self._object is None:
-                self._object = self._make()
-            return "result", getattr(self._object, method)(*arguments)
-        except Exception as error:
-            return failure_of(error)
+        super().__init__(target, importlib.import_module("ray").get(shared[0]))
 
 
 def ray_actors(
@@ -97,6 +82,7 @@ def ray_actors(
     target: str,
     arguments: Mapping[str, Any],
     count: int,
+    *,
     gpus: float,
     cpus: int = 1,
 ) -> Sequence[RayActor]:
@@ -105,8 +91,7 @@ def ray_actors(
     Raises:
         RunnerUnavailableError: Ray is not installed, or the cluster does not answer.
     """
-    # Its C++ side would print warnings of its own, with addresses that nobody typed, into the run's
-    # progress.
+    # Its C++ side would print warnings of its own into the run's progress.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray
@@ -115,14 +100,13 @@ def ray_actors(
     if not ray.is_initialized():
         _connect(ray, address, count * cpus)
     # A cluster that others run may get GPUs when they are asked for; this one never will.
-    resources: Any = ray.cluster_resources
     if address == LOCAL and gpus:
-        # Whoever waited for one would be taken for an engine that hangs.
+        resources: Any = ray.cluster_resources
         count = min(count, int(resources().get("GPU", 0.0) // gpus))
         if not count:
             raise RunnerUnavailableError("--ray local: this machine has no GPU for the workers")
     shared = ray.put(dict(arguments))
-    served = ray.remote(_Served).options(
+    served = ray.remote(RayServed).options(
         num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=3
     )
     # In a list the reference travels as it is: a restarted actor fetches the arguments again.
@@ -130,21 +114,17 @@ def ray_actors(
 
 
 def _connect(ray: Any, address: str, cpus: int) -> None:
-    """Join the cluster at ``address``, or start one of ``cpus`` cores and of all there are: a run
-    may hire emulators beside its engines. Raises as :func:`ray_actors` does.
+    """Join the cluster at ``address``, or start one here.
+
+    It has all cores: a run may have emulators beside its engines.
     """
-    _check_reachable(address)
-    local = address == LOCAL
-    where: dict[str, Any] = (
-        {"num_cpus": max(cpus, thread_count())} if local else {"address": address}
-    )
+    where: dict[str, Any] = {"address": address}
+    if address == LOCAL:
+        where = {"num_cpus": max(cpus, thread_count()), "include_dashboard": False}
+    elif address != "auto":
+        _check_reachable(address)
     try:
-        ray.init(
-            **where,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            include_dashboard=False if local else None,
-        )
+        ray.init(**where, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise RunnerUnavailableError(
             f"--ray {address}: the cluster does not answer ({one_line(error, 120)})"
@@ -152,16 +132,12 @@ def _connect(ray: Any, address: str, cpus: int) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself waits for minutes where nothing listens. Raises :class:`BadInputError` for what is
-    no address.
-    """
-    if address in (LOCAL, "auto"):
-        return
+    """Ray itself waits for minutes where nothing listens."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise BadInputError(f"--ray {address}: write HOST:PORT, ray://HOST:PORT, auto or local")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise RunnerUnavailableError(
             f"--ray {address}: nothing answers there ({one_line(error, 80)})"

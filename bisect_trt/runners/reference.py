@@ -20,7 +20,7 @@ from bisect_trt.model.graph import Graph, lookup_model
 from bisect_trt.model.layers import with_outputs, with_unique_names
 from bisect_trt.model.outputs import list_decisions
 from bisect_trt.model.subgraph import Extractor
-from bisect_trt.runners.concurrency import Headroom, Sessions, Turns
+from bisect_trt.runners.concurrency import Headroom, Turns
 from bisect_trt.runners.ort_session import reference_session, run_all, session_as_written
 
 
@@ -41,7 +41,6 @@ class Reference:
         self._decisions = list_decisions(graph.proto)
         self.turns = Turns(graph)
         self.is_large = self.turns.is_large
-        self.turns.introduce(self, Sessions.REFERENCE)
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
         self._room = Headroom(graph)
@@ -86,19 +85,16 @@ class Reference:
     def _open(self, graph: Graph) -> ort.InferenceSession:
         proto = graph.proto
         self.turns.take(self)
-        self.turns.make_room(Sessions.REFERENCE)
         named = [n.name for n in proto.graph.node if n.name]
         unique = len(set(named)) == len(named)
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
         proto = proto if unique else with_unique_names(proto)
-        session = reference_session(
+        return reference_session(
             with_outputs(proto, [d.tensor for d in self._decisions.values()]),
             self._where,
             quantised=graph.quantised,
             shares_weights=self.is_large,
         )
-        self.turns.trim()
-        return session
 
 
 class Lookups:

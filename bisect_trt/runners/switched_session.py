@@ -1,18 +1,20 @@
-"""The evaluation's fast way: sessions for all plans of a base precision, the roundings switched by
-what is fed.
+"""Runs every plan of a base precision in the same sessions, whose roundings are switched by what
+is fed.
 
-The model is cut into segments (see :mod:`bisect_trt.model.segments`), and what is alive at the cuts
-is kept for a while: an evaluation starts at the segment in which its plan first differs from one
-that was run on the same sample. A plan that is run on many samples gets a session of its own (see
-``plan_session``). The numbers are those of a run from the start, bit for bit.
+The model is cut into segments, and what is alive at the cuts is kept for a while. An evaluation
+starts at the segment in which its plan first differs from one that was run on the same sample. The
+numbers are those of a run from the start, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+import tempfile
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -20,35 +22,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import RunnerFailedError
-from bisect_trt.base.limits import give_back, in_order
+from bisect_trt.base.limits import in_order
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.inputs import fixed_shape, input_specs
-from bisect_trt.model.segments import MOST_SEGMENTS, PackedSegment, cut
-from bisect_trt.model.shapes import activations, inference_bytes
-from bisect_trt.model.switched import to_switched
-from bisect_trt.runners.concurrency import Headroom, Sessions, Turns, side_by_side
-from bisect_trt.runners.constants import ConstantStore, DeviceConstants
+from bisect_trt.model.segments import SEGMENTS, cut
+from bisect_trt.model.switched import Segment, to_switched
+from bisect_trt.runners.concurrency import Headroom, side_by_side
+from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.device import CPU, Device
-from bisect_trt.runners.phrased import sessions_of
-from bisect_trt.runners.plan_session import PlanSession
-from bisect_trt.runners.segment_session import SegmentSession, Setting, Switches
-from bisect_trt.runners.values import Value, bytes_of, owned, value_of, viewed
+from bisect_trt.runners.ort_session import cpu_nodes, failure_of_session, session_as_written
+from bisect_trt.runners.values import Value, bytes_of, caller, owned, value_of, viewed
 
-_LEAST, MOST_BYTES = 8 << 20, 16 << 20
-"""Of an OCR detector 8 MB are a sample at a quarter of its dozen cuts, of which the last are where
-late pins begin: two, four and twelve times as much saved no time, on one page or eight, nor with
-``--robust 0``. Of larger models a cut alone may take as much."""
+KEPT_BYTES = 16 << 20
+"""What activations at cuts may take in all."""
 
-KeptTensors = Mapping[str, Value]
+_WHERE = "the emulated model"
 
+Setting = NDArray[np.bool_]
+"""For one segment: its flags, then which of its weights are rounded as for a reduced layer."""
 
-def room_beside(weights: int) -> int:
-    """The bytes to keep beside so many bytes of weights: the promise of memory leaves half of them
-    where they are held as they are and rounded.
-    """
-    return min(MOST_BYTES, _LEAST + weights // 8)
+Tensors = Mapping[str, Value]
 
 
 class KeptActivations:
@@ -57,16 +52,14 @@ class KeptActivations:
     Several threads may share it.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._kept: OrderedDict[Hashable, tuple[KeptTensors, int]] = OrderedDict()
+    def __init__(self, budget_bytes: int = KEPT_BYTES) -> None:
+        self._budget_bytes = budget_bytes
+        self._kept: OrderedDict[Hashable, tuple[Tensors, int]] = OrderedDict()
         self._bytes = 0
         self._lock = Lock()
 
-    def first_of(self, keys: Sequence[Hashable]) -> tuple[int, KeptTensors] | None:
-        """The place among ``keys`` of the first one that is kept, and its tensors; None if none
-        is.
-        """
+    def first_of(self, keys: Sequence[Hashable]) -> tuple[int, Tensors] | None:
+        """The place among ``keys`` of the first one that is kept, and its tensors."""
         with self._lock:
             for place, key in enumerate(keys):
                 if key in self._kept:
@@ -74,15 +67,15 @@ class KeptActivations:
                     return place, self._kept[key][0]
         return None
 
-    def keep(self, key: Hashable, tensors: KeptTensors) -> None:
+    def keep(self, key: Hashable, tensors: Tensors) -> None:
         """Remember ``tensors``, and forget what was not used for longest."""
         size = sum(bytes_of(value) for value in tensors.values())
         with self._lock:
-            if size > self._most_bytes or key in self._kept:
+            if size > self._budget_bytes or key in self._kept:
                 return
             self._kept[key] = (dict(tensors), size)
             self._bytes += size
-            while self._bytes > self._most_bytes:
+            while self._bytes > self._budget_bytes:
                 _, (_, gone) = self._kept.popitem(last=False)
                 self._bytes -= gone
 
@@ -93,84 +86,151 @@ class KeptActivations:
             self._bytes = 0
 
 
-Arrays = dict[str, NDArray[Any]]
-Tensors = dict[str, Value]
+class Switches:
+    """Turns the set of reduced layers into each segment's setting."""
 
-_ON_GPU, _LITTLE = 4, 16 << 20
-"""Segments there, of a model that holds no more bytes at a time: an effect then takes 0.6 of an
-inference in the mean."""
+    def __init__(self, segments: Sequence[SegmentSession]) -> None:
+        self._place: dict[str, int] = {}
+        # Each switch with each layer that asks for it, and the one that it is not needed for.
+        switches: list[int] = []
+        layers: list[int] = []
+        unless: list[int] = []
+        ends = []
+        for segment in segments:
+            asked = [(flag.on, flag.off) for flag in segment.flags.values()]
+            asked += [((weight.layer,), ()) for weight in segment.weights.values()]
+            for on, off in asked:
+                layers += [self._index(name) for name in on]
+                switches += [len(unless)] * len(on)
+                assert len(off) <= 1
+                unless.append(self._index(off[0]) if off else -1)
+            ends.append(len(unless))
+        self._switches, self._layers, self._unless = (
+            np.asarray(column, np.intp) for column in (switches, layers, unless)
+        )
+        self._bounds = list(pairwise([0, *ends]))
+        self._starts = self._first_segments(ends)
+
+    def of(self, reduced: Iterable[str]) -> list[Setting]:
+        """The setting of each segment where the layers ``reduced`` are.
+
+        A flag is on where one of its layers is reduced and not the one that has rounded the tensor
+        already.
+        """
+        # The last place stands for no layer: index -1.
+        low = np.zeros(len(self._place) + 1, np.bool_)
+        low[[place for name in reduced if (place := self._place.get(name)) is not None]] = True
+        values = np.zeros(len(self._unless), np.bool_)
+        values[self._switches[low[self._layers]]] = True
+        values &= ~low[self._unless]
+        return [values[start:end] for start, end in self._bounds]
+
+    def start_of(self, layer: str) -> int:
+        """The first segment that ``layer`` may change where it alone is reduced."""
+        return self._starts.get(layer, 0)
+
+    def _index(self, layer: str) -> int:
+        return self._place.setdefault(layer, len(self._place))
+
+    def _first_segments(self, ends: Sequence[int]) -> dict[str, int]:
+        first = np.full(len(self._place), len(ends), np.intp)
+        np.minimum.at(first, self._layers, np.searchsorted(ends, self._switches, side="right"))
+        return {name: int(first[i]) for name, i in self._place.items() if first[i] < len(ends)}
+
+
+class SegmentSession:
+    """Runs one segment. ``on_cpu`` names what the CPU ran in place of another device, known after
+    the first run.
+    """
+
+    def __init__(
+        self, segment: Segment, constants: ConstantStore, threads: int, device: Device
+    ) -> None:
+        self.takes, self.gives = segment.takes, segment.gives
+        self.flags, self.weights = segment.flags, segment.weights
+        self.on_cpu: tuple[str, ...] = ()
+        self._constants = constants
+        self._profile: tempfile.TemporaryDirectory[str] | None = None
+        profile = None
+        if device != CPU:
+            self._profile = tempfile.TemporaryDirectory(prefix="bisect-trt-")
+            profile = str(Path(self._profile.name) / "profile")
+        self._session = session_as_written(segment.model, _WHERE, threads, device, profile)
+        self._call = caller(self._session)
+        self._states = [
+            owned(np.array(state), device.memory, device.number) for state in (False, True)
+        ]
+
+    def run(self, tensors: Tensors, setting: Setting) -> dict[str, Value]:
+        """What the segment gives; several threads may ask.
+
+        Raises:
+            RunnerFailedError: with ONNX Runtime's words.
+        """
+        feed = {name: tensors[name] for name in self.takes}
+        states = setting.tolist()
+        for name, on in zip(self.flags, states, strict=False):
+            feed[name] = value_of(self._states[on])
+        owners = []  # hold what is fed until the call is done
+        for (name, weight), low in zip(
+            self.weights.items(), states[len(self.flags) :], strict=True
+        ):
+            precision = weight.reduced if low else weight.pinned
+            owners.append(self._constants.owner(weight.tensor, precision))
+            feed[name] = value_of(owners[-1])
+        try:
+            results = self._call(feed, self.gives, None)
+        except Exception as error:
+            raise failure_of_session(_WHERE, error) from error
+        if self._profile is not None:
+            self.on_cpu = tuple(cpu_nodes(self._session))
+            self._profile.cleanup()
+            self._profile = None
+        return {name: results[i] for i, name in enumerate(self.gives)}
 
 
 class SwitchedSession:
-    """Executes a model with any of its layers reduced to ``low`` and the others in ``pin``.
-
-    For another device than the CPU the model is cut less: what crosses a cut is copied to the host
-    and back.
-    """
+    """Executes a model with any of its layers reduced to ``low`` and the others in ``pin``."""
 
     def __init__(
         self,
         graph: Graph,
-        constants: ConstantStore | DeviceConstants,
+        constants: ConstantStore,
         low: Precision,
         pin: Precision,
-        threads: int,
-        device: Device = CPU,
         *,
+        threads: int = 0,
+        device: Device = CPU,
         kept: KeptActivations | None = None,
-        turns: Turns | None = None,
-        segments: int = MOST_SEGMENTS,
+        segments: int = SEGMENTS,
     ) -> None:
-        most = segments if device == CPU else min(segments, segments_on_gpu(graph))
-        self._turns = turns or Turns(graph)
-        alike = self._turns.many_nodes and device == CPU
-        # Packed one by one: the objects of all take more than the sessions.
-        subgraphs = cut(to_switched(graph, low, pin), graph, most, alike=alike)
-        packed = list(map(PackedSegment, subgraphs))
-        parts = [part.named for part in packed]
-        self._switches = Switches(parts)
-        self._segments = sessions_of(packed, graph, constants, threads, device, shared=alike)
-        self._sessions = [one for segment in self._segments for one in segment.sessions]
-        self._one_of_each = list({one.form: one for one in reversed(self._sessions)}.values())
-        shares = len(self._one_of_each) < len(self._sessions)
-        self._room, self._device = Headroom(graph, threads), device
-        self._graph, self._chosen = graph, False
+        # What crosses a cut would be copied from a GPU to the host and back.
+        segments = segments if device == CPU else 1
+        whole = to_switched(graph, low, pin, selects=device != CPU)
+
+        def opened(segment: Segment) -> SegmentSession:
+            return SegmentSession(segment, constants, threads, device)
+
+        self._segments = list(in_order(opened, cut(whole, graph, segments)))
+        self._switches = Switches(self._segments)
+        self._headroom, self._device = Headroom(graph, threads), device
+        self._graph = graph
         # A tensor is let go behind the last segment that takes it.
-        last = {name: place for place, part in enumerate(parts) for name in part.takes}
-        last |= dict.fromkeys(graph.outputs, len(parts))
-        self._last = last
+        self._last = {name: i for i, one in enumerate(self._segments) for name in one.takes}
+        self._last |= dict.fromkeys(graph.outputs, len(self._segments))
         self._kept = KeptActivations() if kept is None else kept
-        # Another session may share the store; an id could come again.
+        # Another session may share what is kept; an id could come again.
         self._own = object()
         self._settings: tuple[frozenset[str], list[Setting], list[bytes]] | None = None
-        self._whole: PlanSession | None = None
-        self._opening = Lock()
-        self._ran: frozenset[str] | None = None
-        if shares:
-            self._turns.introduce(self, Sessions.SHARED)
-        elif len(parts) > 1 and isinstance(constants, ConstantStore):
-            self._whole = PlanSession(
-                self._sessions, graph.outputs, constants, threads, self._turns
-            )
-            self._turns.introduce(self, Sessions.EVERY_PLAN)
-        self._turns.trim()
 
     @property
     def on_cpu(self) -> tuple[str, ...]:
-        """What the CPU ran in place of another device, known after the first inference."""
-        return tuple(name for one in self._sessions for name in one.on_cpu)
+        """What the CPU ran in place of another device, known after the first run."""
+        return tuple(name for segment in self._segments for name in segment.on_cpu)
 
     def at_once(self, sample: Sample) -> int:
-        """How many runs on samples like ``sample`` are made side by side; of a GPU one, and of
-        phrases: thousands of short calls wait for Python's lock, and two runs take four times one.
-        """
-        alone = self._device != CPU or len(self._sessions) > len(self._segments)
-        return 1 if alone else self._room.at_once(sample)
-
-    def foretell(self, reduced: frozenset[str], runs: int) -> None:
-        """As :meth:`PlanSession.foretell`."""
-        if self._whole is not None:
-            self._whole.foretell(reduced, runs)
+        """How many runs on samples like ``sample`` are made side by side."""
+        return self._headroom.at_once(sample) if self._device == CPU else 1
 
     def run(self, sample: Sample, reduced: frozenset[str]) -> Arrays:
         """The outputs by name for one sample; several threads may ask.
@@ -178,7 +238,6 @@ class SwitchedSession:
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
         """
-        self._choose_switches(sample)
         settings, prefixes = self._set(reduced)
         given, owners = _given(sample.arrays)
         count = len(self._segments)
@@ -187,14 +246,6 @@ class SwitchedSession:
             (self._own, sample.digest, prefixes[place]) for place in range(count - 1, 0, -1)
         ]
         found = self._kept.first_of(keys)
-        # Where the segments may be closed, what is kept at their cuts spares less than it costs.
-        if self._whole is not None and (found is None or self._turns.many_nodes):
-            results = self._whole.run(given, reduced, settings)
-            if results is not None:
-                del owners
-                self._ran = reduced
-                return self._fetched(results)
-        self._open_segments()
         start = 0 if found is None else count - 1 - found[0]
         tensors = given if found is None else {**given, **found[1]}
         for place in range(start, count):
@@ -204,21 +255,12 @@ class SwitchedSession:
                 self._kept.keep(keys[count - 2 - place], alive)
         outputs = self._fetched(tensors)
         del owners
-        self._ran = reduced
         return outputs
-
-    def release(self) -> None:
-        """Close the segments; the session of a plan stays."""
-        for session in self._one_of_each:
-            session.close()
-        for session in self._sessions:
-            session.forget()
-        give_back()
 
     def sensitivities(
         self, sample: Sample, wanted: Collection[str]
     ) -> Iterator[tuple[str, Arrays | None]]:
-        """The outputs with one layer reduced, for each of ``wanted``.
+        """The outputs with one layer reduced, for each of ``wanted``; None where that fails.
 
         The run with none reduced advances segment by segment; at each one, the layers that first
         change something there are run from its beginning to the end.
@@ -226,11 +268,9 @@ class SwitchedSession:
         Raises:
             RunnerFailedError: the model itself cannot be run.
         """
-        self._choose_switches(sample)
         by_segment: dict[int, list[str]] = {}
         for name in wanted:
             by_segment.setdefault(self._switches.start_of(name), []).append(name)
-        self._open_segments()
         nothing = self._switches.of(())
         tensors, owners = _given(sample.arrays)
         at_once = self.at_once(sample)
@@ -240,42 +280,6 @@ class SwitchedSession:
             yield from zip(names, side_by_side(finish, names, lambda _: at_once), strict=True)
             tensors = self._advance(tensors, place, nothing[place])
         del owners
-
-    def is_ready(self, reduced: frozenset[str]) -> bool:
-        """Whether the plan ran, and its sessions are open still."""
-        by_one = self._whole is not None and self._whole.validation(reduced)
-        return self._ran == reduced and (by_one or self._is_open)
-
-    @property
-    def _is_open(self) -> bool:
-        return all(session.is_open for session in self._one_of_each)
-
-    def _open_segments(self) -> None:
-        """Open all of them side by side, where they are not."""
-        if self._is_open:
-            return
-        with self._opening:
-            if self._is_open:  # another thread was sooner
-                return
-            # What cannot make room for a plan's session takes no turns: it would never end.
-            if self._whole is not None:
-                self._turns.make_room(Sessions.EVERY_PLAN)
-            deque(in_order(SegmentSession.open, self._one_of_each), maxlen=0)
-            self._turns.trim()
-
-    def _choose_switches(self, sample: Sample) -> None:
-        """Whether switches select or branch, by the first sample. Of small tensors, rounding what
-        may not be asked for costs no more than entering a body: of 20,000 nodes the sessions take
-        0.4 GB so and 0.75 GB with bodies, and an evaluation 0.8 of the time; an OCR detector's
-        evaluation, of tensors of 0.5 MB, would take 1.5 times as long.
-        """
-        if self._chosen or self._device != CPU:
-            return
-        told = activations(self._graph, sample.shapes)
-        if told is not None and told.small:
-            for session in self._one_of_each:
-                session.form.selects = True
-        self._chosen = True
 
     def _finished(self, tensors: Tensors, start: int, layer: str) -> Arrays | None:
         """The outputs with ``layer`` reduced, from the cut before segment ``start`` on."""
@@ -287,7 +291,7 @@ class SwitchedSession:
         except RunnerFailedError:
             return None
 
-    def _advance(self, tensors: Tensors, place: int, setting: Setting) -> Tensors:
+    def _advance(self, tensors: Tensors, place: int, setting: Setting) -> dict[str, Value]:
         """What is alive behind segment ``place``."""
         alive = {**tensors, **self._segments[place].run(tensors, setting)}
         return {name: value for name, value in alive.items() if self._last.get(name, -1) > place}
@@ -316,17 +320,7 @@ class SwitchedSession:
         return settings, prefixes
 
 
-def _given(arrays: Mapping[str, NDArray[Any]]) -> tuple[Tensors, list[Any]]:
+def _given(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Value], list[Any]]:
     """The inputs as ONNX Runtime's values, and their owners, which must outlive them."""
     owners = {name: owned(array) for name, array in arrays.items()}
     return {name: value_of(owner) for name, owner in owners.items()}, list(owners.values())
-
-
-def segments_on_gpu(graph: Graph) -> int:
-    """How many segments a model is cut into where each cut costs a copy to the host and back: one
-    where its inputs' shapes do not tell what would be copied.
-    """
-    shapes = {spec.name: fixed_shape(spec) for spec in input_specs(graph.proto)}
-    known = {name: shape for name, shape in shapes.items() if shape is not None}
-    held = inference_bytes(graph, known) if len(known) == len(shapes) else None
-    return _ON_GPU if held is not None and held <= _LITTLE else 1

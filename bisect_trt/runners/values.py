@@ -24,13 +24,6 @@ def owned(array: NDArray[Any], memory: str = "cpu", number: int = 0) -> ort.OrtV
     return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), memory, number)
 
 
-def kept(array: NDArray[Any]) -> ort.OrtValue:
-    """A copy of ``array`` in the host's memory, which every value of it keeps alive."""
-    copy = ort.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type, "cpu")
-    copy.update_inplace(np.ascontiguousarray(array))
-    return copy
-
-
 class _Borrowed:
     """A value's memory, for NumPy; keeps the value."""
 
@@ -65,18 +58,19 @@ def bytes_of(value: Value) -> int:
     return int(value.tensor_size_in_bytes())
 
 
-def let_go_of_source(session: ort.InferenceSession) -> None:
-    """Free the serialised model, which the wrapper keeps to open the session again on other
-    providers: of 20,000 nodes 6 MB.
+def attach(session: ort.InferenceSession, borrowed: object) -> None:
+    """Let ``borrowed`` live as long as ``session``, and free the serialised model.
+
+    The wrapper keeps that to open the session again on other providers.
     """
     session._model_bytes = None
+    session._borrowed = borrowed
 
 
 def caller(session: ort.InferenceSession) -> Callable[..., Any]:
     """The session's call on C values: (feed by name, output names, run options).
 
-    Read the answer by index: iterating that C++ vector to its end throws a C++ exception, which was
-    seen to cost 30 us a call.
+    Read the answer by index: iterating that C++ vector to its end throws a slow C++ exception.
     """
     call: Callable[..., Any] = session._sess.run_with_ort_values
     return call

@@ -1,8 +1,7 @@
-"""The smallest part of a network that is still bad: outputs moved up, inputs moved down, nodes left
-out, nodes bypassed.
+"""The smallest part of a network that is still bad.
 
 "Bad" need not be monotone: an output in the middle breaks the very fusion that is wrong. So every
-step stands on a piece that was itself seen to be bad, and the smallest of those is returned.
+step starts from a subgraph that was itself seen to be bad, and the smallest of those is returned.
 """
 
 from __future__ import annotations
@@ -17,23 +16,15 @@ from bisect_trt.search.find import find_pins
 from bisect_trt.search.minimise import one_minimal
 
 Ask = Callable[[Subgraph], Verdict]
-"""PASS means that the piece is still bad; anything else, that it was not seen to be. It may raise
-:class:`BudgetSpentError`, which ends the search.
-"""
+"""PASS means that the subgraph is still bad. BudgetSpentError ends the search."""
 
-WHOLE, PREFIX, SUFFIX, SET, EACH, BYPASS = (
-    "the whole model",
-    "outputs moved up",
-    "inputs moved down",
-    "nodes left out",
-    "each node left out",
-    "nodes bypassed",
-)
+FindBypasses = Callable[[Subgraph], Sequence[Bypass]]
+"""The bypasses that can be made in a subgraph."""
 
 
 @dataclass(frozen=True)
-class SubgraphProbe:
-    """One piece tried, in which step, and what was seen."""
+class SubgraphEvaluation:
+    """One subgraph tried, in which step, and what was seen."""
 
     step: str
     subgraph: Subgraph
@@ -42,25 +33,20 @@ class SubgraphProbe:
 
 @dataclass(frozen=True)
 class Reduction:
-    """``subgraph`` is the smallest that was seen to be bad, None if not even the whole was.
+    """The smallest subgraph that was seen to be bad; None if not even the whole was.
 
-    ``complete`` is true where no single node of it can be left out and none of the bypasses offered
-    can be made; false where the budget ended the search, or the user (``interrupted``). ``probes``
-    are the distinct ones in order.
+    ``complete``: no node can be left out and no bypass can be made. It is false where the budget or
+    the user (``interrupted``) ended the search. ``evaluations`` are distinct, and in order.
     """
 
     subgraph: Subgraph | None
     complete: bool
-    probes: tuple[SubgraphProbe, ...]
+    evaluations: tuple[SubgraphEvaluation, ...]
     interrupted: bool = False
 
 
-def reduce(
-    nodes: Sequence[str],
-    ask: Ask,
-    bypasses: Callable[[Subgraph], Sequence[Bypass]] = lambda _: (),
-) -> Reduction:
-    """The smallest piece of ``nodes`` that can be seen to be bad."""
+def reduce(nodes: Sequence[str], ask: Ask, bypasses: FindBypasses = lambda _: ()) -> Reduction:
+    """The smallest subgraph of ``nodes`` that can be seen to be bad."""
     search = _Search(nodes, ask)
     complete = interrupted = False
     try:
@@ -69,7 +55,7 @@ def reduce(
         pass
     except KeyboardInterrupt:
         interrupted = True
-    return Reduction(search.best, complete, tuple(search.probes), interrupted)
+    return Reduction(search.best, complete, tuple(search.evaluations), interrupted)
 
 
 class _Search:
@@ -77,45 +63,39 @@ class _Search:
         self._nodes = list(nodes)
         self._ask = ask
         self._known: dict[Subgraph, Verdict] = {}
-        self._step = WHOLE
+        self._step = "the whole model"
         self.best: Subgraph | None = None
-        self.probes: list[SubgraphProbe] = []
+        self.evaluations: list[SubgraphEvaluation] = []
 
-    def run(self, bypasses: Callable[[Subgraph], Sequence[Bypass]]) -> bool:
+    def run(self, bypasses: FindBypasses) -> bool:
         """Every step in turn; false where the whole is not bad."""
         nodes = self._nodes
         if not self._bad(nodes):
             return False
-        self._step = PREFIX
+        self._step = "outputs moved up"
         nodes = nodes[: _fewest(len(nodes), lambda n: self._bad(nodes[:n]))]
-        self._step = SUFFIX
+        self._step = "inputs moved down"
         nodes = nodes[-_fewest(len(nodes), lambda n: self._bad(nodes[-n:])) :]
-        self._step = SET
+        self._step = "nodes left out"
         if len(nodes) > 1:
             find_pins(nodes, lambda kept: self._verdict(Subgraph(kept)))
         while True:
+            self._step = "each node left out"
             subgraph = self._without_each()
-            if not self._bypassed(subgraph, bypasses):
+            self._step = "nodes bypassed"
+            if not any(self._verdict(subgraph.without(b)).passed for b in bypasses(subgraph)):
                 return True
 
     def _without_each(self) -> Subgraph:
-        """The best piece, less every node that it is bad without."""
-        assert self.best is not None
-        self._step, before = EACH, self.best
-        ordered = [n for n in self._nodes if n in before.kept]
+        """The best subgraph, less every node that it is bad without."""
+        before = self.best
+        assert before is not None
         found = one_minimal(
-            ordered,
+            [n for n in self._nodes if n in before.kept],
             lambda kept: self._verdict(Subgraph(kept, before.bypassed)),
             lambda verdict: verdict.passed,
         )
         return Subgraph(found.pinned, before.bypassed)
-
-    def _bypassed(
-        self, subgraph: Subgraph, bypasses: Callable[[Subgraph], Sequence[Bypass]]
-    ) -> bool:
-        """Whether some bypass leaves it bad: the best piece is then smaller."""
-        self._step = BYPASS
-        return any(self._verdict(subgraph.without(bypass)).passed for bypass in bypasses(subgraph))
 
     def _bad(self, kept: Sequence[str]) -> bool:
         return self._verdict(Subgraph(frozenset(kept))).passed
@@ -125,16 +105,14 @@ class _Search:
             return Verdict.FAIL  # nothing is no bad model
         if subgraph not in self._known:
             verdict = self._known[subgraph] = Verdict(self._ask(subgraph))
-            self.probes.append(SubgraphProbe(self._step, subgraph, verdict))
+            self.evaluations.append(SubgraphEvaluation(self._step, subgraph, verdict))
             if verdict.passed and (self.best is None or len(subgraph.kept) < len(self.best.kept)):
                 self.best = subgraph
         return self._known[subgraph]
 
 
 def _fewest(length: int, bad: Callable[[int], bool]) -> int:
-    """A number for which ``bad`` was seen to hold, by bisection below ``length``, for which it
-    does.
-    """
+    """The smallest number found bad by bisection, given that ``length`` is bad."""
     low, high = 0, length
     while high - low > 1:
         middle = (low + high) // 2

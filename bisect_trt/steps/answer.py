@@ -13,7 +13,6 @@ import pandas as pd
 
 from bisect_trt.base.display import some_of
 from bisect_trt.base.interrupt import BudgetSpentError
-from bisect_trt.base.limits import give_back
 from bisect_trt.base.outcomes import (
     Cause,
     Diagnosis,
@@ -23,7 +22,6 @@ from bisect_trt.base.outcomes import (
     Validation,
 )
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.evaluate.cache import Row
 from bisect_trt.evaluate.result import Evaluation, meets
 from bisect_trt.metrics.arrays import all_finite
 from bisect_trt.model.outputs import unreached
@@ -32,19 +30,19 @@ from bisect_trt.steps.confirm import Judgement
 from bisect_trt.steps.context import Context, RunStatistics
 from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.engine_baselines import EngineBaselines
-from bisect_trt.steps.engine_diagnosis import (
-    begin_further,
-    not_reproducible,
-    over_processes,
-    runs_of,
-)
+from bisect_trt.steps.engine_diagnosis import not_reproducible, over_processes, runs_of
 from bisect_trt.steps.failing_inputs import UnseenInputs, note_held
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import all_in_fp32
 from bisect_trt.steps.select_fitted import Bisection
 from bisect_trt.steps.tradeoff import measure_tradeoff
 from bisect_trt.steps.validation import validate, validation_as_known
-from bisect_trt.steps.validation_inputs import MAX_TESTS, fitted, next_test, planned_test, shortened
+from bisect_trt.steps.validation_inputs import (
+    MAX_TESTS,
+    REFUSED_TIME_S,
+    next_test,
+    planned_test,
+)
 
 
 @dataclass(frozen=True)
@@ -97,73 +95,71 @@ def inputs_table(known: RunState, context: Context, answer: PrecisionPlan | None
     the answer, by every runner that was asked; its shapes and SHA-256. Runs nothing.
     """
     rows = []
-    requirements = known.problem.requirements
+    requirements, judge = known.problem.requirements, context.judge.runner.name
     # A metric that sees all inputs at once gives none of them a score.
     alone = any(item.metric not in requirements.collective for item in requirements.items)
-    named = [
-        *((InputKind.GIVEN, s) for s in known.problem.samples),
-        *((InputKind.HOLDOUT, s) for s in known.problem.holdout),
-    ]
     plans = {"reduced": known.base.with_pins(())} | ({"plan": answer} if answer else {})
-    for kind, sample in named:
+    samples = [(InputKind.GIVEN, sample) for sample in known.problem.samples]
+    samples += [(InputKind.HOLDOUT, sample) for sample in known.problem.holdout]
+    for kind, sample in samples:
         row: dict[str, object] = {"input": sample.name, "kind": kind}
+        decided: dict[str, float] = {}
         for label, plan in plans.items():
             for evaluator in context.evaluators:
-                asked = context.plan_for(evaluator, plan)
-                result = evaluator.known(asked, sample)
+                result = evaluator.known(context.plan_for(evaluator, plan), sample)
                 if result is not None:
-                    score = result.score if alone else math.nan
-                    row[f"{label}_score_{evaluator.runner.name}"] = score
-        scores = [v for k, v in row.items() if k.startswith("plan_score_")]
-        judge = row.get(f"plan_score_{context.judge.runner.name}")
-        decided = [judge] if context.engine is not None and judge is not None else scores
+                    name = evaluator.runner.name
+                    row[f"{label}_score_{name}"] = result.score if alone else math.nan
+                    if label == "plan":
+                        decided[name] = result.score if alone else math.nan
+        if context.engine is not None and judge in decided:
+            decided = {judge: decided[judge]}
         if decided and not requirements.of_sets:
-            row["passed"] = all(float(str(s)) <= 1.0 for s in decided)
-        row |= {"shapes": json.dumps(sample.shapes), "sha256": sample.digest}
-        rows.append(row)
+            row["passed"] = all(score <= 1.0 for score in decided.values())
+        rows.append(row | {"shapes": json.dumps(sample.shapes), "sha256": sample.digest})
     return pd.DataFrame(rows)
 
 
-_SHOWN = 4
+_WRONG_SHARE = 0.1
+"""Of its largest value a layer is off by more where what it should give is lost."""
 
-_WRONG, _ON = 0.1, 4
-"""Share of its largest value by which a layer may be off, up to so many behind the infinities."""
+_LAYERS_BEHIND = 4
+"""So far behind an infinity a layer is looked at."""
 
 
-def note_left_overflowing(
-    problem: Problem, known: RunState, context: Context, answer: PrecisionPlan
-) -> None:
-    """Say which layers give infinities in the model that ``answer`` writes, though their inputs are
-    right: the outputs may hide it (a normalisation that divides by infinity gives zeros), a mask is
-    meant so.
+def note_left_overflowing(known: RunState, context: Context, answer: PrecisionPlan) -> None:
+    """Say which layers give infinities under ``answer`` though their inputs are right: the outputs
+    may hide it (a normalisation that divides by infinity gives zeros), a mask is meant so.
     """
+    problem = known.problem
     if known.baselines is None or not problem.settings.precision.is_storage:
         return
     table = known.baselines.layers
     reduced = set(problem.names) - answer.pinned - unreached(problem.graph)
-    left = [
-        str(name) for name in table.loc[table["overflows"].astype(bool), "layer"] if name in reduced
-    ]
+    overflowing = table.loc[table["overflows"].astype(bool), "layer"]
+    left = [str(name) for name in overflowing if name in reduced]
     if not left:
         return
-    count = "1 layer leaves" if len(left) == 1 else f"{len(left)} layers leave"
-    where = f"{problem.settings.precision.value.upper()}'s range with the plan too"
-    message = f"{count} {where}: {some_of(left, _SHOWN)}; "
     shown = [context.evaluator.known(answer, sample) for sample in problem.samples]
     missed = sum(found is not None and not meets(found, 1.0) for found in shown)
     lost = [] if missed else _lost(problem, context, answer)
     if missed:
-        message += f"fatal on {missed} of {len(shown)} inputs, which need not meet the requirement"
+        harm = f"fatal on {missed} of {len(shown)} inputs, which need not meet the requirement"
     elif lost:
-        message += (
-            f"what {some_of(lost, _SHOWN)} should give is lost there. The requirement does not see "
-            "it: ask for more, or keep them with --keep-fp32"
+        harm = (
+            f"what {some_of(lost)} should give is lost there. The requirement does "
+            "not see it: ask for more, or keep them with --keep-fp32"
         )
     else:
-        message += (
+        harm = (
             "harmless on these inputs: what reads the infinities bounds or discards them, and the "
             "outputs are right"
         )
+    count = "1 layer leaves" if len(left) == 1 else f"{len(left)} layers leave"
+    message = (
+        f"{count} {problem.settings.precision.value.upper()}'s range with the plan too: "
+        f"{some_of(left)}; {harm}"
+    )
     context.note(Finding("overflow-lost" if lost else "left-overflowing", left[0], message))
 
 
@@ -172,29 +168,28 @@ def _lost(problem: Problem, context: Context, answer: PrecisionPlan) -> list[str
     finite again: a normalisation that divides by infinity gives zeros.
     """
     samples = traced_inputs(problem, context)
-    key = context.evaluator.key("lost", answer.digest, *(sample.digest for sample in samples))
-    recalled = context.cache.recall(key)
-    if recalled is not None:
-        return [str(name) for name in recalled[0]]
     reads = {layer.name: set(layer.inputs) for layer in problem.layers}
-    lost: list[str] = []
-    for sample in samples:
-        after = dict[str, int]()  # tensors, and how many layers behind an infinite one they are
-        for values in context.emulator.trace(sample, answer, rtx_sums=context.rtx_sums):
-            true, made = values.reference, values.accumulated
-            if not all_finite(true):
-                continue
-            behind = min((after[n] for n in reads.get(values.layer, ()) if n in after), default=_ON)
-            if not all_finite(made):
-                after[values.tensor] = 0
-            elif behind < _ON and true.size:
-                after[values.tensor] = behind + 1
-                off, largest = np.abs(made - true).max(), np.abs(true).max()
-                if off > _WRONG * largest:
-                    lost.append(values.layer)
-    found = list(dict.fromkeys(lost))
-    context.cache.record_later(Row(key, "lost", found))
-    return found
+
+    def found() -> list[str]:
+        lost: list[str] = []
+        for sample in samples:
+            after = dict[str, int]()  # tensors, and how many layers behind an infinite one they are
+            for values in context.emulator.trace(sample, answer):
+                true, made = values.reference, values.accumulated
+                if not all_finite(true):
+                    continue
+                read = reads.get(values.layer, set())
+                behind = min((after[n] for n in read if n in after), default=_LAYERS_BEHIND)
+                if not all_finite(made):
+                    after[values.tensor] = 0
+                elif behind < _LAYERS_BEHIND and true.size:
+                    after[values.tensor] = behind + 1
+                    if np.abs(made - true).max() > _WRONG_SHARE * np.abs(true).max():
+                        lost.append(values.layer)
+        return list(dict.fromkeys(lost))
+
+    digests = [sample.digest for sample in samples]
+    return context.recalled("lost", [answer.digest, *digests], found)
 
 
 def best_so_far(
@@ -227,52 +222,44 @@ def best_so_far(
 
 
 def with_set_in_hand(known: RunState, context: Context) -> RunState:
-    """``known`` when the user has ended the search, with the smallest set that the first emulator
-    passed on all that was searched with. Nothing is run for it: it holds on the given inputs, and
-    neither the second emulator nor new copies may have a word on it.
+    """``known`` when the user has ended the search, with the best set until then and what is known
+    of it. Nothing is run for it.
     """
-    problem, triage, pins = known.problem, known.triage, context.in_hand
-    if known.bisection is not None or known.judgement is not None:
-        return _with_validation(known, context)
-    if triage is None or context.engine is not None:
-        return _with_validation_of_best(known, context)
-    if problem.settings.fitted:
-        run_statistics = context.run_statistics()
-        pins = run_statistics.smallest_passing(triage.base, run_statistics.emulators[:1])
-    if pins is None or not context.evaluator.knows(plan := triage.base.with_pins(pins)):
-        return _with_validation_of_best(known, context)
-    context.evaluator.evaluate(plan)
-    validation = validation_as_known(problem, context, plan)
-    ranked = not problem.settings.fitted
-    found = Bisection(pins, {}, triage.limit, False, validation=validation, ranked=ranked)
-    return known.with_(bisection=found)
-
-
-def _with_validation_of_best(known: RunState, context: Context) -> RunState:
-    """``known`` before a set was in hand, with what is known of the best plan until then."""
-    best = best_so_far(known, context.run_statistics())
-    if best is None or known.settled is not None:
-        return known
-    return known.with_(validation=validation_as_known(known.problem, context, best[1].plan))
-
-
-def _with_validation(known: RunState, context: Context) -> RunState:
-    """``known`` of a search that had ended, with what is known of its answer where its test had not
-    ended.
-    """
-    validation, plan = known.validation, None
-    if known.judgement is not None and not known.judgement.passed:
-        return known
+    found = _set_in_hand(known, context)
+    if found is not None:
+        return known.with_(bisection=found)
+    plan, validation = None, known.validation
     if known.judgement is not None:
-        validation, plan = validation or known.judgement.validation, known.judgement.plan
-    elif known.bisection is not None and context.engine is None:
-        validation, plan = (
-            validation or known.bisection.validation,
-            known.base.with_pins(known.bisection.pinned),
-        )
+        if known.judgement.passed:
+            plan, validation = known.judgement.plan, validation or known.judgement.validation
+    elif known.bisection is not None:
+        if context.engine is None:
+            plan = known.base.with_pins(known.bisection.pinned)
+            validation = validation or known.bisection.validation
+    elif known.settled is None and (best := best_so_far(known, context.run_statistics())):
+        plan = best[1].plan
     if validation is None and plan is not None:
         validation = validation_as_known(known.problem, context, plan)
     return known.with_(validation=validation)
+
+
+def _set_in_hand(known: RunState, context: Context) -> Bisection | None:
+    """The smallest set that the first emulator passed on all that was searched with, in the middle
+    of a search: neither the second emulator nor new inputs had a word on it.
+    """
+    triage, pins = known.triage, context.in_hand
+    searching = known.bisection is None and known.judgement is None and context.engine is None
+    if triage is None or not searching:
+        return None
+    fitted_search = known.problem.settings.fitted
+    if fitted_search:
+        run_statistics = context.run_statistics()
+        pins = run_statistics.smallest_passing(triage.base, run_statistics.emulators[:1])
+    if pins is None or not context.evaluator.knows(plan := triage.base.with_pins(pins)):
+        return None
+    context.evaluator.evaluate(plan)
+    validation = validation_as_known(known.problem, context, plan)
+    return Bisection(pins, {}, triage.limit, False, validation=validation, ranked=not fitted_search)
 
 
 def end_search(known: RunState, context: Context) -> RunState:
@@ -308,29 +295,22 @@ def _confirm(known: RunState, context: Context) -> None:
 
 
 def validation_of_answer(known: RunState, context: Context) -> Validation | None:
-    """The test of the plan that will be written: the search's own where that ended with one, else a
-    test on new copies; None where no plan meets the requirement.
+    """The validation of the plan that will be written: the search's own where that ended with one,
+    else one on new inputs; None where no plan meets the requirement.
     """
-    if known.validation is not None:
-        return known.validation
-    if known.judgement is not None and known.judgement.validation is not None:
-        return known.judgement.validation
-    if known.judgement is None and known.bisection is not None and known.bisection.validation:
-        return known.bisection.validation
+    source = known.judgement or known.bisection
+    before = known.validation or (source.validation if source is not None else None)
+    if before is not None:
+        return before
     if known.baselines is None and known.settled is None:
-        # The budget ended the run before a draw could be priced.
+        # The budget ended the run before an evaluation could be timed.
         best = best_so_far(known, context.run_statistics())
-        return (
-            validation_as_known(known.problem, context, best[1].plan) if best is not None else None
-        )
+        return validation_as_known(known.problem, context, best[1].plan) if best else None
     plan = plan_of_answer(known, context)
     if plan is None or known.baselines is None:
         return None
     context.observer.step("what it holds on")
     settings, judged = known.problem.settings, known.judgement
-    if settings.fitted and known.bisection is not None and context.engine is None:
-        context.emulator.release()  # hundreds of sets have filled it, and the test is of one
-        give_back()
     # An evaluation opens sessions too. Where what is counted is too hopeful the clock ends the
     # test.
     seconds = known.baselines.evaluation_seconds(len(known.problem.samples))
@@ -344,10 +324,11 @@ def validation_of_answer(known: RunState, context: Context) -> Validation | None
         if judged is not None:
             refused = judged.refused
         if refused:
-            test = shortened(test, known.problem, context.pace.usual_seconds)
-    wanted = test.enough
-    test = fitted(test, known.problem, seconds, context.time.left_s)
-    before = context.time.endings
+            test = test.within(known.problem, context.pace.usual_seconds, REFUSED_TIME_S)
+    wanted = test.copies
+    # Two copies are made at a time; of what a budget leaves, two fifths are for the report.
+    test = test.within(known.problem, seconds, 2.0 * 0.6 * context.time.left_s)
+    endings = context.time.endings
     validation = validate(known.problem, context, context.judges, plan, test)
     kinds = (
         [validation.perturbed, validation.augmented]
@@ -355,29 +336,19 @@ def validation_of_answer(known: RunState, context: Context) -> Validation | None
         else [validation.perturbed]
     )
     fewest = min(kind.tested for kind in kinds)
-    if fewest < wanted and (test.enough < wanted or context.time.endings > before):
+    if fewest < wanted and (test.copies < wanted or context.time.endings > endings):
         _note_budget(context, validation, wanted)
     return validation
 
 
 def _note_budget(context: Context, validation: Validation, wanted: int) -> None:
     """Say on how many of the ``wanted`` copies of a kind the budget let the answer be tested."""
-    made = (
-        f"{validation.perturbed.tested} perturbed copies and "
-        f"{validation.augmented.tested} augmented inputs"
-    )
     message = (
-        f"the budget of {context.time.minutes:g} minutes left time to test the plan on {made}, of "
-        f"{wanted} of a kind: the same command with more minutes goes on"
+        f"the budget of {context.time.minutes:g} minutes left time to test the plan on "
+        f"{validation.perturbed.tested} perturbed copies and {validation.augmented.tested} "
+        f"augmented inputs, of {wanted} of a kind: the same command with more minutes goes on"
     )
     context.note(Finding("budget", "", message))
-
-
-def begin_reproducibility(known: RunState, context: Context) -> None:
-    """Begin the engines that :func:`with_reproducibility` will ask for."""
-    result = _stood_on(known)
-    if result is not None and result.verdict.passed:
-        begin_further(context, result.plan)
 
 
 def with_reproducibility(known: RunState, context: Context) -> RunState:
@@ -397,31 +368,20 @@ def with_reproducibility(known: RunState, context: Context) -> RunState:
 
 def _stood_on(known: RunState) -> Evaluation | None:
     """The engine's word that the answer stands on, where it has one."""
-    engine = known.engine
-    if engine is None or (
-        known.settled is not None and known.settled.cause is Cause.NOT_REPRODUCIBLE
-    ):
+    engine, cause = known.engine, known.settled.cause if known.settled is not None else None
+    if engine is None or cause is Cause.NOT_REPRODUCIBLE:
         return None
     if known.judgement is not None:
         return known.judgement.result
-    if known.settled is not None and known.settled.cause is Cause.NONE:
-        return engine.base
-    if known.settled is not None and known.settled.cause is Cause.TF32:
-        return engine.fp32
-    return None
-
-
-def _inconclusive(known: RunState) -> bool:
-    """Whether the budget ended the search before any step came to an answer."""
-    decided = known.bisection if known.engine is None else known.judgement
-    return known.out_of_time and known.settled is None and decided is None
+    return {Cause.NONE: engine.base, Cause.TF32: engine.fp32}.get(cause) if cause else None
 
 
 def plan_of_answer(known: RunState, context: Context) -> PrecisionPlan | None:
     """The plan with the precision that its pins really run in; None if none was found to pass."""
     if known.not_reproducible is not None:
         return None
-    if _inconclusive(known):
+    decided = known.bisection if known.engine is None else known.judgement
+    if known.out_of_time and known.settled is None and decided is None:
         found = best_so_far(known, context.run_statistics())
         return known.base.with_pins(found[0].pinned) if found is not None else None
     if known.judgement is not None:
@@ -444,7 +404,7 @@ def looked_at_again(known: RunState, context: Context) -> RunState:
     answer = plan_of_answer(known, context)
     tradeoff = None
     if answer is not None:
-        note_left_overflowing(known.problem, known, context, answer)
+        note_left_overflowing(known, context, answer)
     if answer is not None and not known.out_of_time:
         with suppress(BudgetSpentError):  # the answer is there, and what shows it can wait
             note_held(known.problem, context, answer)
@@ -456,12 +416,12 @@ def _tradeoff(known: RunState, context: Context, answer: PrecisionPlan) -> pd.Da
     """None where nothing was measured, the plan shall be fitted to its inputs, or none is offered
     but FP32 as a whole.
     """
-    problem, triage, baselines = known.problem, known.triage, known.baselines
-    if baselines is None or problem.settings.fitted or answer.base is not problem.base.base:
+    problem, triage = known.problem, known.triage
+    if known.baselines is None or problem.settings.fitted or answer.base is not problem.base.base:
         return None
     context.observer.step("tradeoff")
     base, ranking = (problem.base, ()) if triage is None else (triage.base, triage.ranking)
-    found = measure_tradeoff(problem, context, baselines, base, ranking, answer, known.validation)
+    found = measure_tradeoff(problem, context, base, ranking, answer, known.validation)
     for finding in found.cut_short():
         context.note(finding)
     return found.table

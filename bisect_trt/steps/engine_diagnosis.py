@@ -5,91 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from bisect_trt.base.interrupt import BudgetSpentError
 from bisect_trt.base.outcomes import Cause, Diagnosis, Finding, Reproducibility
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.evaluate.result import Evaluation, Vector
 from bisect_trt.metrics.errors import TensorError
 from bisect_trt.metrics.requirements import times
 from bisect_trt.runners.base import Patient, Restartable
+from bisect_trt.steps.baselines import nothing_to_pin, tf32_to_blame
 from bisect_trt.steps.context import Context
-from bisect_trt.steps.open_runners import begin
-
-OUT_OF_LINE = 1e-2
-"""An error of a hundredth of a layer's range is none that FP32 or TF32 arithmetic makes."""
-
-
-@dataclass(frozen=True)
-class EngineTable:
-    """``rows`` by layer: ``engine_max_abs``, ``engine_rmse``, ``engine_rel_range``,
-    ``engine_finite``, ``engine_nonfinite``, ``engine_mean_over_samples_rmse``.
-
-    ``how`` says where they come from. ``marked_score`` is the final score of the (first) marked
-    engine, to be held against ``unmarked_score``, on the same samples; NaN where nothing was
-    marked. ``note`` says why rows are missing, if they are.
-    """
-
-    rows: Mapping[str, Mapping[str, Any]]
-    how: str
-    marked_score: float
-    batches: int
-    note: str = ""
-    unmarked_score: float = math.nan
-
-    def joined(self, table: pd.DataFrame) -> pd.DataFrame:
-        """``table`` with the engine's columns."""
-        own = pd.DataFrame([{"layer": name, **row} for name, row in self.rows.items()])
-        return table.merge(own, on="layer", how="left") if len(own) else table
-
-
-def first_out_of_line(table: EngineTable) -> str | None:
-    """The first layer in network order whose error is none that rounding explains; None if there is
-    none.
-    """
-    return next(
-        (name for name, row in table.rows.items() if not row["engine_rel_range"] <= OUT_OF_LINE),
-        None,
-    )
-
-
-def marking_effect_matters(unmarked: float, marked: float) -> bool:
-    """True if marking turned the verdict, or moved the score by more than half; NaN where nothing
-    was marked never does.
-    """
-    if math.isnan(marked) or math.isnan(unmarked):
-        return False
-    if (unmarked <= 1.0) is not (marked <= 1.0) or math.isinf(unmarked) is not math.isinf(marked):
-        return True
-    return (
-        math.isfinite(marked)
-        and max(marked, unmarked) > 1.5 * max(min(marked, unmarked), 1e-9)
-        and max(marked, unmarked) > 0.1
-    )
-
-
-def findings_of(table: EngineTable) -> list[Finding]:
-    """Why rows are missing, if they are, and that marking moved the outputs, if it did."""
-    found = [Finding("engine-layers", "", table.note)] if table.note else []
-    if marking_effect_matters(table.unmarked_score, table.marked_score):
-        message = (
-            "marking all outputs changes this engine's result from "
-            f"{times(table.unmarked_score)} to "
-            f"{times(table.marked_score)}: the tables of layers explain, the unmarked engine "
-            "decides"
-        )
-        found.append(Finding("marking-effect", "", message))
-    return found
-
+from bisect_trt.steps.engine_layer_errors import EngineTable
 
 FURTHER_PROCESSES = 2
 
@@ -97,15 +29,15 @@ _CURE = (
     "No pin cures that: `bisect-trt reduce` finds the smallest piece that does it, `bisect-trt "
     "cure` what helps."
 )
-_ROOM = (
+_NO_ROOM = (
     "They differ by little, and the plan has no room for it: search with the tolerance a tenth "
     "smaller, or allow a tenth more."
 )
 
 
 class _InFurtherProcess:
-    """``runner`` after it was started afresh, which the first evaluation does; ``number`` tells its
-    answers from those of other processes in the cache.
+    """``runner`` in a new process, which the first evaluation starts; ``number`` keeps its answers
+    in the cache apart.
     """
 
     def __init__(self, runner: Restartable, number: int) -> None:
@@ -127,15 +59,16 @@ class _InFurtherProcess:
 
 
 def over_processes(context: Context, result: Evaluation) -> Reproducibility:
-    """The runs of ``result``'s engine, and those of it built again in further processes, where the
-    runner has some. :func:`begin_further` lets these be built beside something else before.
+    """The runs of ``result``'s engine, and of it built again in further processes, where the runner
+    has some.
     """
     results, runner = [result], context.opened
     if not isinstance(runner, Restartable):
         return runs_of(results)
     # Where the budget ends it, what was seen until then counts, and the report says of how many.
     with suppress(BudgetSpentError):
-        for evaluator in _further(context, runner):
+        for number in range(2, 2 + FURTHER_PROCESSES):
+            evaluator = context.evaluator_of(_InFurtherProcess(runner, number))
             results.append(evaluator.evaluate(result.plan))
             taken_back = result.verdict.passed and not results[-1].verdict.passed
             if taken_back or runs_of(results).decides:
@@ -143,27 +76,30 @@ def over_processes(context: Context, result: Evaluation) -> Reproducibility:
     return runs_of(results)
 
 
-def begin_further(context: Context, plan: PrecisionPlan) -> None:
-    """Begin the engine of ``plan`` and those that :func:`over_processes` will ask for, where they
-    are not known; nothing in a run that has built none yet: it repeats another.
-    """
-    if (
-        isinstance(context.opened, Restartable)
-        and context.engine
-        and context.engine.new_evaluations
-    ):
-        asked = context.engine, *_further(context, context.opened)
-        begin(context.opened, plan, copies=sum(not evaluator.knows(plan) for evaluator in asked))
-
-
-def _further(context: Context, runner: Restartable) -> list[Evaluator]:
-    numbers = range(2, 2 + FURTHER_PROCESSES)
-    return [context.evaluator_of(_InFurtherProcess(runner, number)) for number in numbers]
+def runs_of(results: Sequence[Evaluation]) -> Reproducibility:
+    """One engine's runs in several processes, an evaluation a process."""
+    repeated = [r.reproducibility for r in results if r.reproducibility is not None]
+    once = [r for r in results if r.reproducibility is None]
+    inside = next((s for s in repeated if s.decides), None)
+    widest = max(repeated, key=lambda s: s.apart, default=Reproducibility(0))
+    scores = [inside.best, inside.worst] if inside is not None else [r.score for r in results]
+    return Reproducibility(
+        runs=sum(s.runs for s in repeated) + len(once),
+        differing=sum(s.differing for s in repeated),
+        passed=sum(s.passed for s in repeated) + sum(r.verdict.passed for r in once),
+        best=min(scores),
+        worst=max(scores),
+        apart=widest.apart,
+        output=widest.output,
+        sample=widest.sample,
+        processes=len(results),
+        right=sum(r.verdict.passed for r in results),  # which is that of the worst runs
+        broken=next((str(r.verdict) for r in once if not r.worst), ""),
+    )
 
 
 def not_reproducible(what: str, seen: Reproducibility) -> Diagnosis:
     """The diagnosis of an engine whose runs decide differently; ``what`` names it."""
-    bad, where = seen.runs - seen.passed, f" in {seen.processes} processes"
     span, differ = f"from {seen.best:.3g} to {times(seen.worst)}", ""
     if seen.broken:
         span = f"from {times(seen.best)} to no answer: one process ended {seen.broken}"
@@ -172,11 +108,12 @@ def not_reproducible(what: str, seen: Reproducibility) -> Diagnosis:
             f"; answers to {seen.sample!r} lie up to {seen.apart:.2g} of the range of output "
             f"{seen.output!r} apart"
         )
+    where = f" in {seen.processes} processes" if seen.processes > 1 else ""
     return Diagnosis(
         Cause.NOT_REPRODUCIBLE,
-        f"The {what} engine does not make up its mind: {bad} of {seen.runs} runs"
-        f"{where if seen.processes > 1 else ''} miss the requirement ({span}{differ}). "
-        f"{_CURE if seen.decides else _ROOM}",
+        f"The {what} engine does not make up its mind: {seen.runs - seen.passed} of {seen.runs} "
+        f"runs{where} miss the requirement ({span}{differ}). "
+        f"{_CURE if seen.decides else _NO_ROOM}",
     )
 
 
@@ -194,27 +131,20 @@ def note_not_reproducible(what: str, seen: Reproducibility | None) -> list[Findi
     return [Finding("not-reproducible", "", message)]
 
 
-def runs_of(results: Sequence[Evaluation]) -> Reproducibility:
-    """One engine's runs in several processes, scores by process."""
-    seen = [r.reproducibility for r in results if r.reproducibility is not None]
-    once = [r for r in results if r.reproducibility is None]
-    broken = next((str(r.verdict) for r in once if not r.worst), "")
-    inside = next((s for s in seen if s.decides), None)
-    widest = max(seen, key=lambda s: s.apart, default=Reproducibility(0))
-    scores = [inside.best, inside.worst] if inside is not None else [r.score for r in results]
-    return Reproducibility(
-        runs=sum(s.runs for s in seen) + len(results) - len(seen),
-        differing=sum(s.differing for s in seen),
-        passed=sum(s.passed for s in seen) + sum(r.verdict.passed for r in once),
-        best=min(scores),
-        worst=max(scores),
-        apart=widest.apart,
-        output=widest.output,
-        sample=widest.sample,
-        processes=len(results),
-        right=sum(r.verdict.passed for r in results),  # which is that of the worst runs
-        broken=broken,
-    )
+def reproducibility_of_failure(
+    context: Context, fp32: Evaluation, base: Evaluation
+) -> Reproducibility | None:
+    """The reproducibility of the baseline that fails, FP32 first, where it is the engine's to
+    blame.
+    """
+    if not fp32.verdict.passed and fp32.worst:
+        seen = runs_of([fp32])
+        return seen if seen.decides else over_processes(context, fp32)
+    # What misses in every run needs pins first; the answer's engine is looked at again.
+    may_pass = base.best_score is not None and base.best_score <= 1.0
+    if not base.verdict.passed and may_pass and base.reproducibility is not None:
+        return base.reproducibility if base.reproducibility.decides else None
+    return None
 
 
 class Fp32(StrEnum):
@@ -228,8 +158,7 @@ class Fp32(StrEnum):
 def what_fp32_is(engine: Evaluation, strict: Evaluation, tf32: Evaluation) -> Fp32:
     """Which emulated baseline the engine's FP32 errors look like, by their RMSE over the outputs.
 
-    TF32 can only be recognised where it differs from FP32 tenfold (a model without matrix products
-    cannot tell).
+    TF32 can only be recognised where it differs from FP32 tenfold.
     """
     found, exact, rounded = (_relative_rmse(r) for r in (engine, strict, tf32))
     if not all(math.isfinite(e) for e in (found, exact, rounded)):
@@ -237,18 +166,6 @@ def what_fp32_is(engine: Evaluation, strict: Evaluation, tf32: Evaluation) -> Fp
     if rounded > 10.0 * exact and rounded / 4.0 <= found <= rounded * 4.0:
         return Fp32.TF32
     return Fp32.STRICT if found <= max(30.0 * exact, 1e-6) else Fp32.OTHER
-
-
-def agreement(one: Vector | None, other: Vector | None) -> float:
-    """The cosine between two evaluations' sampled signed errors: near 1 if they make the same
-    roundings; NaN if unknown.
-    """
-    if one is None or other is None or len(one) != len(other):
-        return math.nan
-    both = np.isfinite(one) & np.isfinite(other)
-    a, b = one[both].astype(np.float64), other[both].astype(np.float64)
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size > 0 else math.nan
 
 
 def _relative_rmse(result: Evaluation) -> float:
@@ -261,67 +178,36 @@ def _relative_rmse(result: Evaluation) -> float:
     return max((e.rmse / scale(e) for e in result.worst.values()), default=math.nan)
 
 
-def reproducibility_of_failure(
-    context: Context, fp32: Evaluation, base: Evaluation
-) -> Reproducibility | None:
-    """The reproducibility of the baseline that fails, FP32 first, where it is the engine's to
-    blame.
-
-    FP32 that misses the requirement is run in further processes too: it may be right there.
+def agreement(one: Vector | None, other: Vector | None) -> float:
+    """The cosine between two evaluations' sampled signed errors, near 1 if they make the same
+    roundings; NaN if unknown.
     """
-    if not fp32.verdict.passed and fp32.worst:
-        seen = runs_of([fp32])
-        if seen.decides:
-            return seen
-        begin_further(context, fp32.plan)
-        return over_processes(context, fp32)
-    # What misses in every run needs pins first; the answer's engine is looked at again.
-    may_pass = base.best_score is not None and base.best_score <= 1.0
-    if not base.verdict.passed and may_pass and base.reproducibility is not None:
-        return base.reproducibility if base.reproducibility.decides else None
-    return None
+    if one is None or other is None or len(one) != len(other):
+        return math.nan
+    both = np.isfinite(one) & np.isfinite(other)
+    a, b = one[both].astype(np.float64), other[both].astype(np.float64)
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / size if size > 0 else math.nan
 
 
 def diagnose(
-    fp32: Evaluation,
-    tf32: Evaluation,
-    base: Evaluation,
-    identity: Fp32,
-    precision: Precision,
-    marked_fp32: Callable[[], EngineTable | None],
-    *,
-    overfitted: bool,
-    on_which: str,
+    tf32: Evaluation, base: Evaluation, precision: Precision, *, overfitted: bool
 ) -> Diagnosis | None:
-    """What the engine's own baselines settle; None if the reduced precision is to blame."""
-    if not fp32.verdict.passed:
-        return _fp32_fails(fp32, identity, marked_fp32, on_which)
-    if base.verdict.passed and not overfitted:
-        held = len(base.plan.pinned)
-        but = f" with what is held in FP32 (layers: {held})" if held else ""
-        return Diagnosis(
-            Cause.NONE,
-            f"The {precision.value.upper()} engine{but} meets the requirement "
-            f"({times(base.score)}); nothing {'else ' if held else ''}needs to be pinned.",
-        )
+    """What the engine's own baselines settle, where its FP32 passes; None if the reduced precision
+    is to blame. ``overfitted`` if new copies refused what the given inputs pass.
+    """
     if base.verdict.passed:
-        return None  # on new copies it does not: something has to be pinned
-    if precision is Precision.TF32:
-        return Diagnosis(
-            Cause.TF32,
-            f"TF32 misses the requirement on the engine ({times(tf32.score, tf32.verdict)}) "
-            "and strict FP32 meets it: turn TF32 off (clear_flag(BuilderFlag.TF32), trtexec "
-            "--noTF32).",
-        )
-    return None
+        return None if overfitted else nothing_to_pin(base, precision, " on the engine")
+    return tf32_to_blame(tf32, " on the engine") if precision is Precision.TF32 else None
 
 
-def _fp32_fails(
+def diagnose_fp32(
     fp32: Evaluation,
     identity: Fp32,
     marked_fp32: Callable[[], EngineTable | None],
     on_which: str,
 ) -> Diagnosis:
+    """Why the engine's FP32 misses; ``on_which`` says on which inputs it does."""
     if not fp32.worst:
         return Diagnosis(
             Cause.ENGINE_FAILED,
@@ -336,7 +222,7 @@ def _fp32_fails(
             f"honours a cleared TF32 flag, or allow TF32's error.{on_which}",
         )
     table = marked_fp32()
-    where = first_out_of_line(table) if table is not None else None
+    where = table.first_out_of_line if table is not None else None
     first = f" The first layer out of line is {where!r}." if where else ""
     return Diagnosis(
         Cause.NOT_PRECISION,

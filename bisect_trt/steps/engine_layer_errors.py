@@ -1,79 +1,93 @@
-"""Each layer's error on the engine, from debug tensors where they work, else from engines with
-outputs marked in batches.
-"""
+"""Each layer's error on the engine, from engines with outputs marked in batches."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import groupby, islice
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import RunnerFailedError, one_line
-from bisect_trt.base.limits import in_order
+from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.cache import Row, content_key
 from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.metrics.errors import TensorError, mean_of, tensor_error, worst_of
-from bisect_trt.model.shapes import shapes_from
+from bisect_trt.metrics.requirements import times
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.steps.baselines import MOST_TRACED
 from bisect_trt.steps.context import Context
-from bisect_trt.steps.engine_diagnosis import EngineTable
-from bisect_trt.steps.open_runners import EngineRunner, begin
 from bisect_trt.steps.problem import Problem
 
 BATCH_BYTES = 1 << 30
-TIME_BUDGET_S, _AHEAD_S = 20.0, 8.0
-"""No further batch is begun that would end after it, by what the last one took for its size: each
-needs an engine, and every value of the model. Less where the first is built ahead, whose time has
-no build in it, and everybody waits for the table (ViT-L's has 811 of its 944 layers then; with a
-second one they take 12 s)."""
+TIME_BUDGET_S = 20.0
+"""No batch begins that would end after it, by what the last one took for its size."""
 
-_APART = 16 << 20
-"""Bytes of a tensor from which on no two are compared at a time."""
+OUT_OF_LINE_SHARE = 1e-2
+"""Of a layer's range: no rounding of FP32 or TF32 makes an error as large."""
 
-_MARKED, _DEBUGGED = "marked outputs", "debug tensors"
+_MARKED = "marked outputs"
+
+Values = Mapping[str, NDArray[Any]]
 
 
-def begin_tracing(
-    problem: Problem, context: Context, engine: Evaluator, plan: PrecisionPlan, names: Sequence[str]
-) -> None:
-    """Begin the first engine that :func:`trace_engine` will ask for, where it can be told before
-    anything was run.
+@dataclass(frozen=True)
+class EngineTable:
+    """The layers' errors on the engine, by layer, in network order.
+
+    ``how`` says where they come from. ``marked_score`` is the score of the first marked engine,
+    ``unmarked_score`` that of the plain one on the same samples; NaN where nothing was marked.
+    ``note`` says why rows are missing, if they are.
     """
-    samples = evenly(problem.samples, MOST_TRACED)
-    unknown = context.cache.recall(_key(problem, engine, plan, names, samples)) is None
-    if unknown and _how(context.opened) == _MARKED:
-        outputs_of = {layer.name: layer.outputs for layer in problem.layers}
-        sizes = _told_sizes(problem, samples)
-        if all(name in sizes for name in names):
-            for batch in islice(_batches(names, sizes), 1):
-                begin(context.opened, plan, [t for layer in batch for t in outputs_of[layer]])
 
+    rows: Mapping[str, Mapping[str, Any]]
+    how: str
+    marked_score: float
+    batches: int
+    note: str = ""
+    unmarked_score: float = math.nan
 
-def _told_sizes(problem: Problem, samples: Sequence[Sample]) -> dict[str, int]:
-    """The bytes of each layer's outputs over ``samples``, where they follow from the inputs'
-    shapes.
-    """
-    sizes = dict.fromkeys((layer.name for layer in problem.layers), 0)
-    for sample in samples:
-        shapes = shapes_from(problem.graph, sample.shapes)
-        for layer in problem.layers:
-            for tensor in layer.outputs:
-                counts = [c for c in shapes.get(tensor, (None,)) if c is not None]
-                if len(counts) < len(shapes.get(tensor, (None,))):
-                    sizes.pop(layer.name, None)
-                elif layer.name in sizes:
-                    sizes[layer.name] += 4 * math.prod(counts)
-    return sizes
+    def joined(self, table: pd.DataFrame) -> pd.DataFrame:
+        """``table`` with the engine's columns."""
+        own = pd.DataFrame([{"layer": name, **row} for name, row in self.rows.items()])
+        return table.merge(own, on="layer", how="left") if len(own) else table
+
+    @property
+    def first_out_of_line(self) -> str | None:
+        """The first layer whose error no rounding explains."""
+        off = (
+            name
+            for name, row in self.rows.items()
+            if not row["engine_rel_range"] <= OUT_OF_LINE_SHARE
+        )
+        return next(off, None)
+
+    @property
+    def marking_effect_matters(self) -> bool:
+        """Whether marking turned the verdict, or moved the score by more than half."""
+        low, high = sorted((self.unmarked_score, self.marked_score))
+        if math.isnan(low) or math.isnan(high):
+            return False
+        if low <= 1.0 < high or math.isinf(low) is not math.isinf(high):
+            return True
+        return math.isfinite(high) and high > 1.5 * max(low, 1e-9) and high > 0.1
+
+    def findings(self) -> list[Finding]:
+        """Why rows are missing, if they are, and that marking moved the outputs, if it did."""
+        found = [Finding("engine-layers", "", self.note)] if self.note else []
+        if self.marking_effect_matters:
+            message = (
+                "marking all outputs changes this engine's result from "
+                f"{times(self.unmarked_score)} to {times(self.marked_score)}: the tables of layers "
+                "explain, the unmarked engine decides"
+            )
+            found.append(Finding("marking-effect", "", message))
+        return found
 
 
 def trace_engine(
@@ -82,7 +96,6 @@ def trace_engine(
     engine: Evaluator,
     plan: PrecisionPlan,
     layers: pd.DataFrame,
-    ended: Callable[[], bool] | None = None,
 ) -> EngineTable | None:
     """The error of every layer in engines; recalled from the cache where it is there."""
     runner = context.opened
@@ -90,25 +103,23 @@ def trace_engine(
         return None
     samples = evenly(problem.samples, MOST_TRACED)
     names = layers["layer"].to_list()
-    key = _key(problem, engine, plan, names, samples)
+    digests = [sample.digest for sample in samples]
+    if len(names) < len(problem.layers):
+        digests.append(content_key(names))
+    key = engine.key("engine-layers", plan.digest, *digests)
     found = context.cache.recall(key)
     if found is not None:
         return EngineTable(**found[0])
     outputs_of = {layer.name: layer.outputs for layer in problem.layers}
+    # Of a layer that could not be computed nothing is known.
+    sizes = dict(zip(names, layers["elements"].fillna(0) * 4, strict=True))
     errors: dict[str, list[TensorError]] = {}
-    how = _how(runner)
-    marked_score, count, note, for_want_of_memory = math.nan, 0, "", False
-    began = time.monotonic()
-    waited_for = ended is None
-    deadline = began + (_AHEAD_S if runner.builds_ahead and waited_for else TIME_BUDGET_S)
-    # Of all samples together; of a layer that could not be computed nothing is known.
-    measured = dict(zip(names, layers["elements"].fillna(0) * 4, strict=True))
-    sizes, per_byte = measured | _told_sizes(problem, samples), 0.0
+    marked_score, count, note, out_of_memory = math.nan, 0, "", False
+    now, seconds_per_byte = time.monotonic(), 0.0
+    deadline = now + TIME_BUDGET_S
     for batch in _batches(names, sizes):
-        if ended is not None and ended():
-            return None
-        size = sum(sizes[name] for name in batch)
-        if count and began + per_byte * size > deadline:
+        began, size = now, sum(sizes[name] for name in batch)
+        if count and began + seconds_per_byte * size > deadline:
             note = (
                 f"{len(errors):,} of {len(layers):,} layers, those up to {batch[0]!r}, were "
                 "compared on the engine in the time that this may take"
@@ -116,120 +127,57 @@ def trace_engine(
             break
         tensors = [t for layer in batch for t in outputs_of[layer]]
         try:
-            how, values = _values(runner, plan, samples, tensors, how)
-            if how == _MARKED and not count:
+            values = runner.marked(plan, samples, tensors)
+            if not count:
                 marked_score = _worst_score(problem, context, samples, values)
         except RunnerFailedError as failure:
             note = f"layers from {batch[0]!r} on could not be marked: {one_line(failure)}"
-            for_want_of_memory = failure.machine
+            out_of_memory = failure.machine
             break
         count += 1
-        for sample, found_values in zip(samples, values, strict=True):
-            for layer, error in _compared(problem, context, sample, found_values):
-                if ended is not None and ended():
-                    return None
-                errors.setdefault(layer, []).append(error)
+        for sample, of_sample in zip(samples, values, strict=True):
+            for layer, tensor, exact in context.emulator.exact(sample, problem.settings.precision):
+                if tensor in of_sample:
+                    errors.setdefault(layer, []).append(tensor_error(exact, of_sample[tensor]))
         now = time.monotonic()
-        began, per_byte = now, (now - began) / max(1.0, size)
-    rows = {name: _row(found_errors) for name, found_errors in errors.items()}
+        seconds_per_byte = (now - began) / max(1.0, size)
     known = [engine.known(plan, sample) for sample in samples]
     unmarked = max((k.score for k in known if k is not None), default=math.nan)
-    result = EngineTable(rows, how, marked_score, count, note, unmarked)
-    if not for_want_of_memory:  # else another time they may be
-        context.cache.record([Row(key, "layers", vars(result))])
-    return result
-
-
-def _values(
-    runner: TensorRTRunner,
-    plan: PrecisionPlan,
-    samples: Sequence[Sample],
-    tensors: Sequence[str],
-    how: str,
-) -> tuple[str, Sequence[Mapping[str, NDArray[Any]]]]:
-    """How ``tensors`` were told of, which is not ``how`` where that told too little, and their
-    values on each of ``samples``.
-    """
-    if how == _DEBUGGED:
-        values: Sequence[Mapping[str, NDArray[Any]]] = []
-        with suppress(RunnerFailedError):  # marks may do
-            values = runner.debugged(plan, samples, tensors)
-        if values and all(t in sample for sample in values for t in tensors):
-            return how, values
-    return _MARKED, runner.marked(plan, samples, tensors)
-
-
-def _key(
-    problem: Problem,
-    engine: Evaluator,
-    plan: PrecisionPlan,
-    names: Sequence[str],
-    samples: Sequence[Sample],
-) -> str:
-    digests = [sample.digest for sample in samples]
-    if len(names) < len(problem.layers):
-        digests.append(content_key(list(names)))
-    return engine.key("engine-layers", plan.digest, *digests)
-
-
-def _how(runner: EngineRunner | None) -> str:
-    """TensorRT for RTX takes the marks of debug tensors and reports nothing: an engine would be
-    built for it.
-    """
-    rtx = runner is not None and "tensorrt_rtx" in runner.versions
-    return _MARKED if rtx else _DEBUGGED
+    rows = {name: _row(of_layer) for name, of_layer in errors.items()}
+    table = EngineTable(rows, _MARKED, marked_score, count, note, unmarked)
+    if not out_of_memory:  # else another run may have it
+        context.cache.record([Row(key, "layers", vars(table))])
+    return table
 
 
 def _worst_score(
-    problem: Problem,
-    context: Context,
-    samples: Sequence[Sample],
-    values: Sequence[Mapping[str, NDArray[Any]]],
+    problem: Problem, context: Context, samples: Sequence[Sample], values: Sequence[Values]
 ) -> float:
-    pairs = zip(samples, values, strict=True)
     names = problem.graph.outputs  # a task metric is not shown the marked tensors
     return max(
         problem.requirements.score(context.references.of(s), {n: v[n] for n in names})
-        for s, v in pairs
+        for s, v in zip(samples, values, strict=True)
     )
 
 
-def _compared(
-    problem: Problem, context: Context, sample: Sample, values: Mapping[str, NDArray[Any]]
-) -> Iterator[tuple[str, TensorError]]:
-    def compared(found: tuple[str, str, NDArray[np.float32]]) -> tuple[str, TensorError]:
-        layer, tensor, reference = found
-        return layer, tensor_error(reference, values[tensor])
-
-    exact = context.emulator.exact(sample, problem.settings.precision)
-    wanted = (found for found in exact if found[1] in values)
-    for large, several in groupby(wanted, lambda found: found[2].nbytes > _APART):
-        each = map if large else in_order
-        yield from each(compared, several)
-
-
 def _batches(names: Sequence[str], sizes: Mapping[str, float]) -> Iterator[list[str]]:
+    """``names`` in order, in parts of at most :data:`BATCH_BYTES`."""
     batch: list[str] = []
     size = 0.0
     for name in names:
-        needed = sizes[name]
-        if batch and size + needed > BATCH_BYTES:
+        if batch and size + sizes[name] > BATCH_BYTES:
             yield batch
             batch, size = [], 0.0
         batch.append(name)
-        size += needed
+        size += sizes[name]
     if batch:
         yield batch
 
 
 def _row(errors: Sequence[TensorError]) -> dict[str, Any]:
-    """The numbers of one layer, worst over the samples, and the mean error, which ranks layers more
-    steadily.
-    """
+    """The numbers of one layer: the worst over the samples, and the mean, which ranks layers."""
     error = worst_of(errors)
-    row = {
-        f"engine_{name}": getattr(error, name)
-        for name in ("max_abs", "rmse", "rel_range", "snr_db")
-    }
+    named = ("max_abs", "rmse", "rel_range", "snr_db")
+    row = {f"engine_{name}": getattr(error, name) for name in named}
     row |= {"engine_finite": error.finite, "engine_nonfinite": error.nonfinite}
     return row | {"engine_mean_over_samples_rmse": mean_of(errors).rmse}

@@ -81,7 +81,7 @@ def _on(problem: Problem, context: Context, samples: SearchSamples) -> Evaluatio
         found = context.evaluator.judge(problem.base, those, size=set_size(problem))
         results += found.results
         score = max(score, found.score(spared(problem, kind, len(those))))
-    reduced = Evaluation.over(problem.base, context.evaluator.runner.name, results, {}, score=score)
+    reduced = Evaluation.over(problem.base, context.evaluator.runner.name, results, score=score)
     if not reduced.verdict.passed:
         context.refused.add(problem.base)
     return reduced
@@ -89,9 +89,8 @@ def _on(problem: Problem, context: Context, samples: SearchSamples) -> Evaluatio
 
 def _tested(problem: Problem, context: Context) -> tuple[Refusal | None, Validation | None]:
     """What on new copies refuses everything reduced, or on what it holds."""
-    judges, every = [context.evaluator, context.second], all_in_fp32(problem, problem.base)
-    test = next_test(problem, context)
-    against, validation = put_to_test(problem, context, judges, problem.base, test, 1.0, every)
+    judges, test = [context.evaluator, context.second], next_test(problem, context)
+    against, validation = put_to_test(problem, context, judges, problem.base, test, 1.0)
     if against is not None:
         context.refused.add(problem.base)
     return against, validation

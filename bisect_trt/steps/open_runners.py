@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,31 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
-
 from bisect_trt.base.display import counted, some_of
 from bisect_trt.base.errors import (
-    BisectError,
-    MachineError,
     RunnerFailedError,
     RunnerUnavailableError,
-    one_line,
 )
-from bisect_trt.base.limits import free_bytes, thread_count
-from bisect_trt.base.outcomes import Finding, Verdict
+from bisect_trt.base.limits import thread_count
+from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.cache import Cache, Row, content_key
-from bisect_trt.model.save import weights_size
-from bisect_trt.runners.base import Anticipating, Runner
-from bisect_trt.runners.concurrency import side_by_side
+from bisect_trt.evaluate.cache import Cache, Row
 from bisect_trt.runners.device import (
     CPU,
     Device,
     cuda_device,
     gpu_facts,
     visible_gpus,
-    why_no_provider,
 )
 from bisect_trt.runners.device_check import why_not_on_cuda
 from bisect_trt.runners.emulator import EmulatedRunner
@@ -139,153 +128,46 @@ _ALONE, _BESIDE = 0.9, 0.5
 that is built and run there too.
 """
 
-_TIMED = 2
-_PROBE = 2
-"""An evaluation's plain inferences on the CPU: 2.6 to 3.6 of OCR models
-(benchmarks/results/cpu.md), 0.8 to 1.1 of large ones, of which a GPU is faster by far (gpu.md)."""
-_A_NODE_S = 5e-6
-"""A GPU's least seconds a node of an evaluation: replayed from a CUDA graph the demo's detector
-takes 10 us, of which the rounding and the choice beside each node are most. A session of 20,000
-nodes is open there after more than a minute: what cannot win is not tried."""
-
 _SHOWN = 5
 
 
-def emulator_device(settings: Settings) -> tuple[Device, tuple[Finding, ...]]:
-    """What ``--emulate-on`` names, and what there is to say of it; for ``auto`` CUDA where it
-    works, to be timed by :func:`open_emulator`. Nothing is written.
+def emulator_device(settings: Settings) -> Device:
+    """What ``--emulate-on`` names.
 
     Raises:
         RunnerUnavailableError: CUDA was asked for and cannot work here.
     """
-    asked = settings.emulate_on
-    if asked == "cpu" or settings.ray is not None:  # a cluster's GPUs are none of this machine's
-        return (cuda_device("cuda on Ray") if asked == "cuda" else CPU), ()
-    if asked == "auto" and why_no_provider() is not None:
-        return CPU, ()
+    if settings.emulate_on == "cpu":
+        return CPU
+    if settings.ray is not None:  # a cluster's GPUs are none of this machine's
+        return cuda_device("cuda on Ray")
     reason = why_not_on_cuda()
-    if reason is not None and asked == "cuda":
-        raise RunnerUnavailableError(f"--emulate-on cuda: {reason}")
     if reason is not None:
-        words = f"emulated on the CPU, since CUDA does not work here: {reason}"
-        return CPU, (Finding("emulate-on", "", words),)
+        raise RunnerUnavailableError(f"--emulate-on cuda: {reason}")
     gpus = visible_gpus() or ["0"]
     name, free = gpu_facts(gpus[0])
     share = _ALONE if settings.runner == "emulated" else _BESIDE
     # This process' sessions are on the first GPU, as are those of every len(gpus)-th worker.
     sharing = 1 + (-(-settings.workers // len(gpus)) if settings.workers > 1 else 0)
-    return cuda_device(name, 0, int(free * share / sharing)), ()
+    return cuda_device(name, 0, int(free * share / sharing))
 
 
-def open_emulator(
-    problem: Problem, device: Device, cache: Cache | None
-) -> tuple[EmulatedRunner, tuple[Finding, ...]]:
-    """The emulator of this process, and what there is to say of where it computes.
-
-    Args: problem: the model, the inputs and the settings. device: as of :func:`emulator_device`;
-        ``auto`` takes it where an evaluation there is faster than on the CPU, which makes several
-        beside each other. cache: remembers what was chosen, so that the same command goes on with
-        its own answers.
-    """
-    settings, turns = problem.settings, problem.reference.turns
-    if device == CPU or settings.ray is not None:
-        return EmulatedRunner(problem.graph, settings.precision, turns=turns), ()
-    key = content_key("emulate-on", problem.key, settings.emulate_on, device.name, ort.__version__)
-    found = cache.recall(key) if cache is not None else None
-    emulator = EmulatedRunner(problem.graph, settings.precision, device=device, turns=turns)
-    if found is None:
-        try:
-            meta = _tried(problem, emulator, timed=settings.emulate_on == "auto")
-        except MachineError as error:  # whose memory others took: another run may find it free
-            if settings.emulate_on != "auto":
-                raise
-            meta, cache = _passed_over(one_line(error)), None
-        if cache is not None:
-            cache.record([Row(key, "emulate-on", meta)])
-    else:
-        meta = found[0]
-    findings = _findings(meta["layers_on_cpu"], device, meta["failure"])
-    if not meta["chosen"]:
-        emulator = EmulatedRunner(
-            problem.graph, settings.precision, constants=emulator.constants, turns=turns
-        )
-    return emulator, findings
-
-
-def _tried(problem: Problem, emulator: EmulatedRunner, *, timed: bool) -> dict[str, Any]:
-    """What one inference shows, plain data: whether ``emulator`` is chosen, which layers the CPU
-    ran in its device's place, and why nothing ran. Where the CPU is faster than a GPU can be, it is
-    the CPU's. Raises :class:`MachineError` where the device gave out, which tells nothing of it.
-    """
-    sample, plan = problem.samples[0], PrecisionPlan(Precision.FP32)
-    on_cpu = _on_cpu(problem, sample) if timed else math.inf
-    nodes = sum(node.op_type != "Constant" for node in problem.graph.proto.graph.node)
-    if on_cpu < _A_NODE_S * nodes:
-        return _passed_over()
-
-    def inference() -> object:
-        emulator.forget()  # it would begin at the last cut
-        return list(emulator.outputs(plan, [sample]))
-
-    try:
-        seconds = _seconds(inference, _TIMED if timed else 0)
-    except BisectError as error:
-        if not timed or isinstance(error, MachineError):
-            raise
-        return _passed_over(one_line(error))
-    if not seconds < on_cpu:
-        return _passed_over()
-    return {"chosen": True, "layers_on_cpu": emulator.layers_on_cpu, "failure": ""}
-
-
-def _passed_over(failure: str = "") -> dict[str, Any]:
-    """What is known of a device that is not taken."""
-    return {"chosen": False, "layers_on_cpu": [], "failure": failure}
-
-
-def _on_cpu(problem: Problem, sample: Sample) -> float:
-    """About the seconds of an evaluation on the CPU, at the pace of as many as are made beside each
-    other there. Told by the reference: it is open, and an emulator of a large model is not opened
-    for nothing.
-    """
-    count = problem.reference.at_once(sample)
-
-    def beside() -> object:
-        return tuple(side_by_side(problem.reference.outputs, [sample] * count, lambda _: count))
-
-    return _PROBE * _seconds(beside, _TIMED) / count
-
-
-def _seconds(run: Callable[[], object], times: int) -> float:
-    """The least of ``times`` calls after one that is not counted; 0 where none is."""
-    run()
-    taken = []
-    for _ in range(times):
-        began = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - began)
-    return min(taken, default=0.0)
-
-
-def _findings(layers: Sequence[str], device: Device, failure: str) -> tuple[Finding, ...]:
-    if failure:
-        words = f"emulated on the CPU, since this model does not run on {device.name}: {failure}"
-        return (Finding("emulate-on", "", words),)
+def open_emulator(problem: Problem, device: Device) -> tuple[EmulatedRunner, tuple[Finding, ...]]:
+    """The emulator of this process, and what there is to say of where it computes."""
+    precision = problem.settings.precision
+    if device == CPU or problem.settings.ray is not None:
+        return EmulatedRunner(problem.graph, precision), ()
+    emulator = EmulatedRunner(problem.graph, precision, device=device)
+    list(emulator.outputs(PrecisionPlan(Precision.FP32), problem.samples[:1]))
+    layers = emulator.layers_on_cpu
     if not layers:
-        return ()
+        return emulator, ()
     named = some_of([repr(name) for name in layers], _SHOWN)
     words = (
         f"the emulator on {device.name} runs layers on the CPU, for which CUDA has no kernel: "
         f"{named}; the numbers are the same, the time is not"
     )
-    return (Finding("cpu-fallback", layers[0], words),)
-
-
-_ATTEMPTS = 3
-"""An emulated evaluation is asked again where its worker was lost: it kills nobody by itself."""
-
-_STALL_S = 60.0
-"""An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
+    return emulator, (Finding("cpu-fallback", layers[0], words),)
 
 
 def open_emulator_pool(
@@ -322,27 +204,23 @@ def open_emulator_pool(
         members = ray_actors(settings.ray, SERVER, arguments, count, gpus=gpus, cpus=threads)
     else:
         members = [
-            IsolatedWorker(SERVER, arguments, seen, stall_s=_STALL_S)
+            IsolatedWorker(SERVER, arguments, seen)
             for seen in gpus_in_turn(visible_gpus() if device != CPU else (), count)
         ]
-    return EmulatorPool(
-        local, WorkerPool(members, _ATTEMPTS), settings.evaluation_timeout_s, device
-    )
+    # An emulated evaluation does not kill its worker by itself.
+    worker_pool = WorkerPool(members, attempts=3, retry_timeouts=True)
+    return EmulatorPool(worker_pool, settings.evaluation_timeout_s, device)
 
 
 def gpus_in_turn(gpus: Sequence[str], workers: int) -> list[dict[str, str]]:
-    """The environment of each of ``workers``: which of ``gpus`` it sees, all where none is
-    named.
-    """
+    """The environment of each worker: which of ``gpus`` it sees, all where none is named."""
     if not gpus:
-        return [{} for _ in range(workers)]
+        return [{}] * workers
     return [{"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} for i in range(workers)]
 
 
 def shared_out(workers: int, threads: int) -> tuple[int, int]:
-    """How many of ``workers`` are hired on a machine with so many ``threads`` to use, and how many
-    each of them gets: together never more.
-    """
+    """How many workers a machine gets, and the threads of each: together never more than all."""
     count = min(workers, threads)
     return count, threads // count
 
@@ -358,33 +236,6 @@ def baseline_plans(problem: Problem) -> tuple[PrecisionPlan, ...]:
     """FP32 with TF32 cleared, TF32 allowed, everything reduced."""
     return PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), problem.base
 
-
-def begin(
-    engine: Runner | None,
-    plan: PrecisionPlan,
-    tensors: Sequence[str] = (),
-    copies: int = 1,
-    *,
-    spare: bool = False,
-) -> None:
-    """Begin what the engine will be asked; nothing where the runner cannot, or there is none."""
-    if isinstance(engine, Anticipating):
-        engine.build_ahead(plan, tensors, copies, spare=spare)
-
-
-def give_up(engine: Runner | None, but: PrecisionPlan) -> None:
-    """Nothing that was begun and is not in use will be asked for, ``but`` one plan's engines."""
-    if isinstance(engine, Anticipating):
-        engine.give_up(but)
-
-
-_REPEATED = (Verdict.CRASHED,)
-"""A crash is an engine's answer only if it repeats; a hang, which costs a time-out, at once."""
-
-_MOST_BUILDERS, _CORES_OF_ONE = 4, 4
-_A_BUILD, _LEAST_FREE = 4, 1 << 30
-"""Memory that a build takes: so many times the weights, and bytes (ViT-L: 1.2 GB of weights, 4.1 GB
-held at most)."""
 
 EngineRunner = TensorRTRunner | OrtCudaRunner
 
@@ -414,7 +265,6 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
             timeout_s=settings.evaluation_timeout_s,
             weak=settings.typing == "weak",
             hire=partial(_engine_pool, settings),
-            builders=_builders(problem),
         )
     except (RunnerUnavailableError, RunnerFailedError) as error:
         if settings.runner == "auto":
@@ -424,52 +274,27 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
         raise RunnerUnavailableError(f"--runner tensorrt: {error}") from error
 
 
-def has_rtx_sums(engine: EngineRunner | None, precision: Precision) -> bool:
-    """True for an engine whose sums are those of
-    :mod:`bisect_trt.runners.rtx`.
-    """
-    rtx = isinstance(engine, TensorRTRunner) and "tensorrt_rtx" in engine.versions
-    return rtx and precision is Precision.FP16
-
-
-def _builders(problem: Problem) -> int:
-    """How many engines may be built beside the emulation: where cores and memory are left for it,
-    and one process on this machine runs them.
-    """
-    settings, free = problem.settings, free_bytes()
-    if settings.ray is not None or settings.workers > 1 or free is None:
-        return 0
-    room = int(free // (_A_BUILD * weights_size(problem.graph.proto) + _LEAST_FREE))
-    return max(0, min(_MOST_BUILDERS, thread_count() // _CORES_OF_ONE, room - 1))
-
-
 def _engine_likely(module: str | None) -> bool:
-    """Whether it is worth starting a process to ask: TensorRT is installed and NVIDIA's driver
-    library loads.
-    """
+    """Whether TensorRT is installed and NVIDIA's driver library loads."""
     if installed_module(module) is None:
         return False
     try:
-        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
     return True
 
 
 def _engine_pool(settings: Settings, target: str, arguments: Mapping[str, Any]) -> WorkerPool:
-    """One worker a GPU, at most ``--workers`` of them: processes here, each with its own
-    CUDA_VISIBLE_DEVICES, or Ray actors.
-    """
+    """One worker a GPU, at most ``--workers`` of them: processes here, or Ray actors."""
     if settings.ray is not None:
         gpus = 0.5 if settings.emulate_on == "cuda" else 1  # the emulators take the other halves
         # They wait for their GPU: the cores are the emulators'.
-        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus, cpus=0)
-        return WorkerPool(actors, ends=_REPEATED)
-    devices = visible_gpus()[: settings.workers]
-    if settings.workers == 1 or len(devices) < 2:
-        return WorkerPool([IsolatedWorker(target, arguments)], ends=_REPEATED)
-    members = [IsolatedWorker(target, arguments, {"CUDA_VISIBLE_DEVICES": d}) for d in devices]
-    return WorkerPool(members, ends=_REPEATED)
+        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus=gpus, cpus=0)
+        return WorkerPool(actors)
+    devices = visible_gpus()[: settings.workers] if settings.workers > 1 else []
+    seen = gpus_in_turn(devices, max(1, len(devices)))
+    return WorkerPool([IsolatedWorker(target, arguments, environment) for environment in seen])
 
 
 def idle_options(chosen: Settings) -> str:

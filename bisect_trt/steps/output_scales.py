@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,21 +20,28 @@ from bisect_trt.metrics.scales import Scale, measure_scales
 from bisect_trt.steps.problem import Problem
 from bisect_trt.version import __version__
 
-_NAMED_ENTRIES = 4
+_CHECKED_INPUTS = 8
 
-_REPRODUCIBLE, _ROUNDING = 30.0, 1e-6
-"""An output that varies by less than a thirtieth of its RMS is held to a third of what it varies by
-or more; by less than a millionth it is constant."""
+_OFFSET_RATIO = 30.0
+"""An output whose deviation is a smaller part of its RMS is held to a third of it, or to more."""
 
-_QUIET = 100.0
+_CONSTANT_SHARE = 1e-6
+"""An output that varies by less of its RMS is constant."""
+
+_QUIET_RATIO = 100.0
+"""An input whose output is so much smaller than that of all inputs is quiet."""
+
+_Moments = tuple[str, float, float, int]
+"""Of an output: the sample, the sum, the sum of squares and the number of its finite values."""
 
 
 def with_scales(
     problem: Problem, references: References, cache: Cache
 ) -> tuple[Problem, list[Finding]]:
-    """``problem`` with the scales of its outputs, and what a reader should know of them, where a
-    requirement is judged by scale and no saved plan has brought them: recalled from the cache, or
-    measured on the given inputs.
+    """``problem`` with the scales of its outputs, and what a reader should know of them.
+
+    They are recalled or measured on the given inputs where a requirement is judged by scale and no
+    saved plan has brought them.
 
     Raises:
         BadInputError: the model cannot be run on an input.
@@ -46,58 +53,59 @@ def with_scales(
     key = content_key(__version__, problem.model.digest, "scales", problem.judged, digests)
     known = cache.recall(key)
     if known is None:
-        sums: dict[str, list[_Sums]] = {}
+        moments: dict[str, list[_Moments]] = {}
         try:
             references.prepare(problem.samples, lambda: None)
-            scales = measure_scales(_outputs(problem, references, sums), _static_axes(problem))
+            scales = measure_scales(_outputs(problem, references, moments), _static_axes(problem))
         except RunnerFailedError as error:
             raise BadInputError(str(error)) from error
-        told = {name: scale.as_json() for name, scale in scales.items()}
-        remarks = [r for name, scale in scales.items() for r in _remarks(name, scale, sums[name])]
-        cache.record_later(Row(key, "scales", {"scales": told, "remarks": remarks}))
+        as_json = {name: scale.as_json() for name, scale in scales.items()}
+        whole = [name for name, scale in scales.items() if scale.axis is None]
+        remarks = [remark for name in whole for remark in _remarks(name, moments[name])]
+        cache.record_later(Row(key, "scales", {"scales": as_json, "remarks": remarks}))
     else:
-        scales = {name: Scale.from_json(told) for name, told in known[0]["scales"].items()}
+        scales = {name: Scale.from_json(s) for name, s in known[0]["scales"].items()}
         remarks = known[0]["remarks"]
     found = [Finding(kind, name, message) for kind, name, message in remarks]
     problem = replace(problem, requirements=replace(asked, scales=scales))
     return problem, [*found, *_groups(scales)]
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Of an output on one input: the sum, the sum of squares and the number of finite values."""
+def _outputs(
+    problem: Problem, references: References, moments: dict[str, list[_Moments]]
+) -> Iterator[Arrays]:
+    """The outputs of each given input; ``moments`` is filled on the way."""
+    for sample in problem.samples:
+        outputs = references.of(sample)
+        for name, array in outputs.items():
+            if array.dtype.kind == "f":
+                values = array[np.isfinite(array)].astype(np.float64)
+                of_sample = (sample.name, float(values.sum()), float(values @ values), values.size)
+                moments.setdefault(name, []).append(of_sample)
+        yield outputs
 
-    sample: str
-    total: float
-    squares: float
-    count: int
 
-    @property
-    def rms(self) -> float:
-        return math.sqrt(self.squares / max(self.count, 1))
-
-
-def _remarks(name: str, scale: Scale, sums: Sequence[_Sums]) -> list[tuple[str, str, str]]:
+def _remarks(name: str, moments: Sequence[_Moments]) -> list[tuple[str, str, str]]:
     """An output that hardly varies beside its mean, and inputs that are quiet beside others: the
     kind, the output and the sentence of each.
     """
-    count = max(sum(s.count for s in sums), 1)
-    mean, squares = sum(s.total for s in sums) / count, sum(s.squares for s in sums) / count
-    rms, deviation = math.sqrt(squares), math.sqrt(max(squares - mean * mean, 0.0))
-    if scale.axis is not None:
-        return []
+    count = max(sum(n for _, _, _, n in moments), 1)
+    mean = sum(total for _, total, _, _ in moments) / count
+    mean_square = sum(squares for _, _, squares, _ in moments) / count
+    rms, deviation = math.sqrt(mean_square), math.sqrt(max(mean_square - mean * mean, 0.0))
     found = []
-    if _ROUNDING * rms < deviation < rms / _REPRODUCIBLE:
+    if _CONSTANT_SHARE * rms < deviation < rms / _OFFSET_RATIO:
         message = (
             f"output {name!r} varies by {deviation:.3g} only around {mean:.4g}, and its errors are "
             f"held to 1 % of the latter: ask for what matters, --requirement '{name}:max_abs<=X'"
         )
         found.append(("offset", name, message))
-    quiet = [s for s in sums if 0.0 < s.rms < rms / _QUIET]
+    of_samples = [(sample, math.sqrt(squares / max(n, 1))) for sample, _, squares, n in moments]
+    quiet = [(sample, own) for sample, own in of_samples if 0.0 < own < rms / _QUIET_RATIO]
     if quiet:
-        whose = some_of([repr(s.sample) for s in quiet], _NAMED_ENTRIES)
+        whose = some_of([repr(sample) for sample, _ in quiet])
         message = (
-            f"output {name!r} is quiet on {whose} (RMS {quiet[0].rms:.3g}, of all inputs "
+            f"output {name!r} is quiet on {whose} (RMS {quiet[0][1]:.3g}, of all inputs "
             f"{rms:.3g}) and held to its own RMS there: ask for max_abs, or leave it out, if that "
             "alone misses"
         )
@@ -111,36 +119,15 @@ def _groups(scales: Mapping[str, Scale]) -> list[Finding]:
     for name, scale in scales.items():
         if scale.axis is None:
             continue
-        groups = "; ".join(
-            f"{_entries(entries)} (RMS {rms:.3g})"
-            for entries, rms in zip(scale.groups, scale.rms, strict=True)
+        pairs = zip(scale.groups, scale.rms, strict=True)
+        groups = "; ".join(f"{_entries(entries)} (RMS {rms:.3g})" for entries, rms in pairs)
+        message = (
+            f"output {name!r} mixes {len(scale.groups)} scales along axis {scale.axis}, each "
+            f"held to its own RMS: entries {groups}; ask otherwise with a slice, such as "
+            f"--requirement '{name}[{':,' * scale.axis}0:1]:max_abs<=X'"
         )
-        found.append(
-            Finding(
-                "scales",
-                name,
-                f"output {name!r} mixes {len(scale.groups)} scales along axis {scale.axis}, each "
-                f"held to its own RMS: entries {groups}; ask otherwise with a slice, such as "
-                f"--requirement '{name}[{':,' * scale.axis}0:1]:max_abs<=X'",
-            )
-        )
+        found.append(Finding("scales", name, message))
     return found
-
-
-def _outputs(
-    problem: Problem, references: References, sums: dict[str, list[_Sums]]
-) -> Iterator[Arrays]:
-    """The outputs of each given input; ``sums`` is filled on the way."""
-    for sample in problem.samples:
-        outputs = references.of(sample)
-        for name, array in outputs.items():
-            if array.dtype.kind == "f":
-                values = array[np.isfinite(array)].astype(np.float64)
-                told = _Sums(
-                    sample.name, float(values.sum()), float(values @ values), int(values.size)
-                )
-                sums.setdefault(name, []).append(told)
-        yield outputs
 
 
 def _static_axes(problem: Problem) -> dict[str, list[bool]]:
@@ -163,12 +150,9 @@ def _entries(entries: tuple[int, ...]) -> str:
         else:
             spans.append([entry, entry])
     said = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
-    more = len(said) - _NAMED_ENTRIES
-    shown = ", ".join(said[:_NAMED_ENTRIES])
+    more = len(said) - 4
+    shown = ", ".join(said[:4])
     return f"{shown} and {counted(more, 'range')} more" if more > 0 else shown
-
-
-_MOST_CHECKED = 8
 
 
 def check_parts(problem: Problem, references: References) -> None:
@@ -184,7 +168,7 @@ def check_parts(problem: Problem, references: References) -> None:
     if not sliced and not matches:
         return
     try:
-        outputs = [references.of(sample) for sample in evenly(problem.samples, _MOST_CHECKED)]
+        outputs = [references.of(sample) for sample in evenly(problem.samples, _CHECKED_INPUTS)]
     except RunnerFailedError as error:
         raise BadInputError(str(error)) from error
     for item in sliced:

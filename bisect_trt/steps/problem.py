@@ -50,15 +50,15 @@ from bisect_trt.steps.memory_need import check_need, need_of, need_of_samples, u
 from bisect_trt.steps.saved_plan import SavedPlan, begun_at, held_layers, marked_layers, read_plan
 from bisect_trt.version import __version__
 
-TOLERANCE = 1e-6
+MAX_REWRITE_ERROR = 1e-6
+"""Of an output's largest value, in FP32."""
 
 
 def rewritten(model: onnx.ModelProto, samples: Sequence[Sample], name: str) -> Fused:
     """``model`` after a rewrite, checked on the inputs.
 
     Raises:
-        BadInputError: nothing matches, or an output moves by more than 1e-6 of its largest value on
-            one of ``samples``, in FP32.
+        BadInputError: nothing matches, or an output moves by more than :data:`MAX_REWRITE_ERROR`.
     """
     fused = {"layernorm": fuse_layernorm}[name](model)
     sessions = [reference_session(source) for source in (model, fused.model)]
@@ -67,7 +67,7 @@ def rewritten(model: onnx.ModelProto, samples: Sequence[Sample], name: str) -> F
         for output, expected in old.items():
             error = tensor_error(expected, new[output])
             size = largest_finite(expected) if expected.dtype.kind == "f" else 0.0
-            if error.finite and error.max_abs <= TOLERANCE * size:
+            if error.finite and error.max_abs <= MAX_REWRITE_ERROR * size:
                 continue
             moved = "becomes NaN or infinite"
             if error.finite:
@@ -75,12 +75,9 @@ def rewritten(model: onnx.ModelProto, samples: Sequence[Sample], name: str) -> F
                 moved = f"moves by {error.max_abs:.2g} ({share:.1g} of its largest value)"
             raise BadInputError(
                 f"--rewrite {name}: output {output!r} {moved} in FP32 on {sample.name}; that is "
-                f"more than {TOLERANCE:g}, so the rewrite is refused"
+                f"more than {MAX_REWRITE_ERROR:g}, so the rewrite is refused"
             )
     return fused
-
-
-_NAMED = 3
 
 
 def odd_outputs(
@@ -98,7 +95,7 @@ def odd_outputs(
     unasked = sorted(set(graph.outputs) - asked) if not everywhere else []
     if unasked:
         message = (
-            f"no requirement looks at {some_of([repr(name) for name in unasked], _NAMED)}: but for "
+            f"no requirement looks at {some_of([repr(name) for name in unasked])}: but for "
             "infinities nothing there decides; outputs.csv has the errors"
         )
         found.append(Finding("unasked", unasked[0], message))
@@ -106,7 +103,7 @@ def odd_outputs(
     decided = sorted(decided_outputs(graph, layers)) if bounds else []
     if decided:
         message = (
-            f"output {some_of([repr(name) for name in decided], _NAMED)} holds integers or truth "
+            f"output {some_of([repr(name) for name in decided])} holds integers or truth "
             f"values, of which one other counts as an error of {bounds[0]}: ask for the share that "
             f"stays, --requirement '{decided[0]}:equal>=0.999', and name the outputs of the others"
         )
@@ -124,17 +121,17 @@ _ALL_TOGETHER = (
 class Problem:
     """Model, inputs and requirements of one run, all of them usable.
 
-    ``holdout`` are inputs that no search sees; ``layers`` those that can run at the settings'
-    precision; ``golden`` the original framework's outputs, if they were given; ``rewritten`` maps
-    the layers that ``--rewrite`` made to those they stand for; ``findings`` what could be said
-    before anything ran; ``reference`` the opened FP32 model, ``metrics`` the user's own.
+    ``graph`` is what is judged, with the outputs ``judged`` where that is a part of the ``whole``.
+    ``holdout`` are inputs that no search sees, ``layers`` those that can run at the settings'
+    precision, ``golden`` the original framework's outputs. ``reference`` is the opened FP32 model,
+    ``metrics`` are the user's own, ``findings`` what could be said before anything ran.
+    ``rewritten`` maps the layers that ``--rewrite`` made to those they stand for.
     ``held_pins`` and ``kept_reduced`` are layers that stay in FP32, or reduced, whatever the search
-    would say; ``begin`` the pins of the ``older`` plan that it begins with; ``marked`` the layers
-    that the tables show, None for all. ``usual_seconds`` is about what an emulated inference takes,
-    counted from the model. ``on_engine`` is true where an engine has the last word; ``unsupported``
-    are the held pins that it does not take reduced, and ``source_fp32`` those that a source which
-    is reduced already (``lifted``) keeps so. ``graph`` is what is judged, with the outputs
-    ``judged`` where that is a part of the ``whole``.
+    would say; ``unsupported`` are the held pins that the engine does not take reduced, and
+    ``source_fp32`` those that a source which is reduced already (``lifted``) keeps so. ``begin``
+    are the pins of the ``older`` plan that it begins with. ``marked`` are the layers that the
+    tables show, None for all. ``usual_seconds`` is about what an emulated inference takes, counted
+    from the model. ``on_engine`` is true where an engine has the last word.
     """
 
     settings: Settings
@@ -181,8 +178,8 @@ class Problem:
 
     @cached_property
     def chance(self) -> tuple[int, ...]:
-        """What the seeds of all copies begin with: nothing, or a number of the older plan's pins
-        and of the chance that chose them: of the same pins found once more it is another.
+        """What the seeds of all copies begin with: a number that follows from the older plan's pins
+        and its own chance, so that the search that begins there makes other copies.
         """
         if self.older is None:
             return ()
@@ -191,8 +188,8 @@ class Problem:
 
     @property
     def searched(self) -> dict[str, str]:
-        """What a plan of this search is known to have seen: a search that begins at it keeps none
-        of these inputs apart, and copies other copies.
+        """What a plan of this search has seen: none of it is kept apart, or copied the same way, by
+        a search that begins at the plan.
         """
         seen = self.older.inputs if self.older is not None else frozenset[str]()
         mine = {short_digest(sample) for sample in self.samples}
@@ -260,66 +257,76 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     older = read_plan(settings.start_from) if settings.start_from is not None else None
     seen = older.inputs if older is not None else frozenset[str]()
     samples, holdout, counted = load_inputs(settings, specs, observer, seen, searches=searches)
-    check_need(need_of_samples(graph, settings, [*samples, *holdout]), model.name)
-    replaced = dict[str, tuple[str, ...]]()
+    inputs = [*samples, *holdout]
+    check_need(need_of_samples(graph, settings, inputs), model.name)
+    replaced: Mapping[str, tuple[str, ...]] = {}
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
         replaced = fused.replaced
         digest = f"{model.digest}+{settings.rewrite}"
         model = replace(model, proto=fused.model, digest=digest, written_out=False)
         graph = replace(graph, proto=model.proto)
-    reference = Reference(graph, model.name)
     layers = _layers(graph, settings, model.name)
     held_pins, kept_reduced = held_layers(settings, layers)
-    islands = lifted.islands if lifted is not None else frozenset[str]()
-    source_fp32 = islands.intersection(x.name for x in layers) - kept_reduced
+    source_fp32 = frozenset[str]()
+    if lifted is not None:
+        source_fp32 = lifted.islands.intersection(x.name for x in layers) - kept_reduced
     held_pins |= source_fp32
     searched = [x.name for x in layers if x.name not in held_pins | kept_reduced]
-    begin, told = begun_at(older, searched)
+    begin, of_older = begun_at(older, searched)
     metrics, collective = load_metrics(settings.metrics)
     decided = [name for name in graph.outputs if graph.types.type_of(name) not in FLOATS]
     requirements = parse_requirements(settings.require, graph.outputs, metrics, collective, decided)
-    if settings.profiles:  # nonsense is an error with every runner
-        profile_of(graph.proto, (*samples, *holdout), settings.profiles)
-    golden = load_golden(settings, graph, len(samples))
-    findings = (*counted, *_findings(settings, graph, samples, replaced))
-    findings += (*untested_sizes(specs, [*samples, *holdout]), *few_ids(graph, samples))
-    if outputs:
-        findings = (Finding("judged-part", outputs[0], words(outputs, cut_at)), *findings)
-    if lifted is not None:
-        kind = "lifted" if lifted.reduced else "stored-reduced"
-        findings = (Finding(kind, "", lifted.sentence), *findings)
-    limit = INFINITE_FROM.get(lifted.precision) if lifted is not None else None
-    if lifted is not None and limit is not None:
+    if lifted is not None and (limit := INFINITE_FROM.get(lifted.precision)) is not None:
         stored = [name for name in graph.outputs if name in lifted.outputs]
         requirements = replace(requirements, limits=dict.fromkeys(stored, limit))
+    if settings.profiles:  # nonsense is an error with every runner
+        profile_of(graph.proto, inputs, settings.profiles)
+    golden = load_golden(settings, graph, len(samples))
+    findings = list[Finding]()
+    if lifted is not None:
+        kind = "lifted" if lifted.reduced else "stored-reduced"
+        findings.append(Finding(kind, "", lifted.sentence))
+    if outputs:
+        findings.append(Finding("judged-part", outputs[0], words(outputs, cut_at)))
+    findings += counted
+    if replaced:
+        message = (
+            f"{len(replaced)} LayerNorms were rewritten as one operator each; model.rewritten.onnx "
+            "is what the plan is for"
+        )
+        findings.append(Finding("rewrite", next(iter(replaced)), message))
+    for sentence in suspicious_inputs(samples):
+        findings.append(Finding("input", sentence.partition(":")[0], sentence))
+    findings += [*cautions(graph), *weight_findings(graph, settings.precision)]
+    findings += [*untested_sizes(specs, inputs), *few_ids(graph, samples)]
     findings += odd_outputs(graph, requirements, [layer.name for layer in layers])
     if requirements.of_sets and settings.asked_of_given < 1.0:
-        findings += (
-            Finding("allow-misses", "", _ALL_TOGETHER.format(settings.allow_misses or 0.0)),
-        )
-    findings += (told,) if told is not None else ()
+        message = _ALL_TOGETHER.format(settings.allow_misses or 0.0)
+        findings.append(Finding("allow-misses", "", message))
+    if of_older is not None:
+        findings.append(of_older)
     for finding in findings:
         observer.finding(finding.message)
     return Problem(
-        settings,
-        model,
-        graph,
-        tuple(samples),
-        tuple(holdout),
-        layers,
-        requirements,
-        golden,
-        replaced,
-        findings,
-        reference,
-        usual_seconds(graph, samples),
-        (*metrics.values(), *collective.values()),
-        held_pins,
-        kept_reduced,
-        begin,
-        older,
-        marked_layers(settings, graph, layers),
+        settings=settings,
+        model=model,
+        graph=graph,
+        samples=tuple(samples),
+        holdout=tuple(holdout),
+        layers=layers,
+        requirements=requirements,
+        golden=golden,
+        rewritten=replaced,
+        findings=tuple(findings),
+        reference=Reference(graph, model.name),
+        usual_seconds=usual_seconds(graph, samples),
+        metrics=(*metrics.values(), *collective.values()),
+        held_pins=held_pins,
+        kept_reduced=kept_reduced,
+        begin=begin,
+        older=older,
+        marked=marked_layers(settings, graph, layers),
         lifted=lifted is not None,
         source_fp32=source_fp32,
         whole=whole if outputs else graph,
@@ -328,6 +335,11 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
 
 
 def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:
+    """The layers that can run at the settings' precision.
+
+    Raises:
+        BadInputError: there are none; says why.
+    """
     layers = graph.layers_at(settings.precision)
     if not layers:
         others = sorted({f"{n.domain}.{n.op_type}" for n in graph.proto.graph.node if n.domain})
@@ -341,21 +353,3 @@ def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:
             f"({why})"
         )
     return layers
-
-
-def _findings(
-    settings: Settings,
-    graph: Graph,
-    samples: list[Sample],
-    replaced: Mapping[str, tuple[str, ...]],
-) -> tuple[Finding, ...]:
-    found = []
-    if replaced:
-        message = (
-            f"{len(replaced)} LayerNorms were rewritten as one operator each; model.rewritten.onnx "
-            "is what the plan is for"
-        )
-        found.append(Finding("rewrite", next(iter(replaced)), message))
-    for sentence in suspicious_inputs(samples):
-        found.append(Finding("input", sentence.partition(":")[0], sentence))
-    return (*found, *cautions(graph), *weight_findings(graph, settings.precision))

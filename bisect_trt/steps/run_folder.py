@@ -1,6 +1,4 @@
-"""The files that the user's metrics read are part of what their answers depend on: the cache
-knows which they were, and answers under another key once one has changed.
-"""
+"""The folder that a run works in: nobody else uses it, and nothing of the user's is lost."""
 
 from __future__ import annotations
 
@@ -9,15 +7,13 @@ import json
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from bisect_trt.base.atomic_files import RESULT_FILES, RUN, VERIFY_FILES, scratch_in
+from bisect_trt.base.atomic_files import RESULT_FILES, RUN, VERIFY_FILES, sweep
 from bisect_trt.base.errors import BadInputError, not_written
-from bisect_trt.base.user_code import content_digest
-from bisect_trt.evaluate.cache import CACHE, Cache, Row, content_key
-from bisect_trt.metrics.user_metric import UserMetric
+from bisect_trt.evaluate.cache import CACHE, Cache, Row
 from bisect_trt.steps.problem import Problem
 
 try:
@@ -39,7 +35,8 @@ def claimed_folder(problem: Problem, folder: Path) -> Iterator[Cache]:
     """
     with held_folder(folder):
         _check_files(folder, problem)
-        with scratch_in(folder), closing(Cache(folder)) as cache:
+        sweep(folder, Path(tempfile.gettempdir()))
+        with closing(Cache(folder, fresh=problem.settings.fresh)) as cache:
             cache.record([Row(_OWNER, _OWNER, _source_of(problem))])
             yield cache
 
@@ -160,47 +157,3 @@ def _check_files(folder: Path, problem: Problem) -> None:
                 f"--out {folder}: holds {name} and no cache of bisect-trt, so it may not be a "
                 "run's; choose another folder, or move the file away"
             )
-
-
-class MetricReads:
-    """``key`` is ``run_key``, or one that follows from it and the files as they are now; what the
-    ``metrics`` read from now on is recorded beside the first answer that depends on it.
-    """
-
-    def __init__(self, metrics: Sequence[UserMetric], run_key: str, cache: Cache) -> None:
-        self._metrics = metrics
-        self.key, self._known = _current(run_key, cache)
-        cache.beside = self._new_rows
-
-    def _new_rows(self) -> list[Row]:
-        reads = dict(self._known)
-        for metric in self._metrics:
-            read = dict(metric.reads)  # which another thread's call may add to
-            for path, digest in read.items():
-                if reads.get(path, digest) != digest:
-                    raise BadInputError(
-                        f"--metric {metric.name}: {path} changed while it was in use; run the "
-                        "command again"
-                    )
-            reads |= read
-        if reads == self._known:
-            return []
-        self._known = reads
-        return [Row(_place(self.key), "reads", reads)]
-
-
-def _current(key: str, cache: Cache) -> tuple[str, dict[str, str]]:
-    """The key that the cache answers under for the files as they are now, and those files."""
-    while True:
-        found = cache.recall(_place(key))
-        if found is None:
-            return key, {}
-        before = dict(found[0])
-        now = {path: content_digest(path) for path in before}
-        if now == before:
-            return key, before
-        key = content_key(key, now)
-
-
-def _place(key: str) -> str:
-    return content_key(key, "reads")

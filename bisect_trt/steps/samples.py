@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import islice, takewhile
@@ -34,11 +34,302 @@ from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.rounding import STEPS
 from bisect_trt.model.inputs import input_specs
 from bisect_trt.runners.concurrency import side_by_side
-from bisect_trt.runners.reference import Lookups
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 
-_IN_A_ROW, _OF_BUDGET = 20, 0.1
+Item = TypeVar("Item")
+
+SEARCH_STREAM = 0
+"""The copies that are searched with; validations use the streams from 1 on."""
+
+_REFUSED_IN_A_ROW = 20
+"""After so many copies in a row that cannot be used no more are made."""
+
+_REPEATED_IN_A_ROW = 50
+"""After so many copies in a row that were made before there are hardly others."""
+
+_AS_GIVEN = "as given"
+
+
+def perturbs(
+    problem: Problem, context: Context, stream: int, count: int, *, emulated: bool
+) -> Iterator[Sample]:
+    """``count`` copies of the given samples, moved so little that only roundings change.
+
+    None where nothing can be moved. However few of them are used, they are copies of any sample.
+    """
+    # Of many inputs no more are looked at than there will be copies: each may have to be read.
+    few, discrete = some_of_given(problem, count, stream), problem.graph.discrete
+    lookups = problem.lookups
+
+    def moved(source: Sample, seed: list[int]) -> Arrays:
+        random = np.random.default_rng(seed)
+        if not problem.moves_inputs:
+            return {**source.arrays, **perturbed_lookups(lookups.of(source), random)}
+        step = STEPS[problem.settings.precision]
+        return perturbed(source.arrays, random, step=step, discrete=discrete)
+
+    if problem.moves_inputs:
+        sources = [s for s in few if can_be_perturbed(s.arrays, discrete)]
+    elif emulated and problem.moves_lookups:
+        sources = [s for s in few if can_perturb_lookups(lookups.of(s))]
+    else:
+        return iter(())
+    if not sources:
+        return iter(())
+    if problem.requirements.of_sets:  # a set has one of each, also of those that cannot be moved
+        sources = few
+
+    def made() -> Iterator[Sample]:
+        for number, source in in_turn(problem, sources, stream):
+            name = f"{source.name}, perturbed {stream}.{number}"
+            arrays = partial(moved, source, seed_of(problem, stream, number, 1))
+            yield Sample(name, LazyArrays(arrays), True)
+
+    return unlike_given(problem, context, made(), count, "perturbed copies")
+
+
+def movable(problem: Problem, *, emulated: bool) -> bool:
+    """Whether :func:`perturbs` makes copies of some given input."""
+    return problem.moves_inputs or (emulated and problem.moves_lookups)
+
+
+def augmented(problem: Problem, context: Context, stream: int, count: int) -> Iterator[Sample]:
+    """``count`` augmented inputs of the given samples; none where no kind fits, or none are wanted.
+
+    However few of them are used, they are of any sample and any kind.
+
+    Raises:
+        BadInputError: of the search's stream: kinds were asked for by name and make none, or the
+            user's function makes what the model does not take. Later it would cost the answer.
+    """
+    if not wants_augmented(problem) or not count:
+        return iter(())
+    few = some_of_given(problem, count, stream)
+    kinds = {s.digest: _kinds(problem, s) for s in few}
+    sources = [s for s in few if kinds[s.digest]]
+    asked, of_sets = problem.settings.augmented, problem.requirements.of_sets
+    named = stream == SEARCH_STREAM and asked != "auto"
+    if not sources:
+        if asked != "auto":
+            message = f"--augmented {asked}: changes none of these inputs"
+            if named and len(few) == len(problem.samples):
+                raise BadInputError(f"{message}; name others, or none")
+            context.note(Finding("augmented", "", f"{message}, so no augmented inputs were tested"))
+        return iter(())
+    if of_sets:  # what no kind fits is itself in a set of each
+        sources, kinds = few, {digest: fit or (_AS_GIVEN,) for digest, fit in kinds.items()}
+    made = _augmented(problem, context, sources, kinds, stream)
+    if stream != SEARCH_STREAM and not of_sets:
+        made = _new(context, made, context.augmented_before(stream))
+    found = unlike_given(problem, context, made, count, "augmented")
+    return _kept(context, stream, _some_at_least(asked, found) if named else found)
+
+
+def wants_augmented(problem: Problem) -> bool:
+    """Whether augmented inputs are tested: asked for by name, or left to the number of inputs."""
+    asked = problem.settings.augmented
+    if asked == "auto":
+        few = len(problem.samples) < FEW_INPUTS
+        # Where no copy can be perturbed nothing else would be tested.
+        return few or not movable(problem, emulated=not problem.on_engine)
+    return asked != "none"
+
+
+def _kinds(problem: Problem, sample: Sample) -> tuple[str, ...]:
+    fitting = kinds_for(sample.arrays, problem.graph.discrete, problem.lengths)
+    asked = problem.settings.augmented
+    if asked == "auto":
+        return fitting
+    return tuple(k for k in named_kinds(asked) if k in fitting or is_own_kind(k))
+
+
+def _augmented(
+    problem: Problem,
+    context: Context,
+    sources: list[Sample],
+    kinds: Mapping[str, tuple[str, ...]],
+    stream: int,
+) -> Iterator[Sample]:
+    of_sets = problem.requirements.of_sets
+    most = max(len(fitting) for fitting in kinds.values())
+    # A set is one augmented input of each source, all of one kind where it fits.
+    order = np.random.default_rng(seed_of(problem, stream, 5)).permutation(most).tolist()
+    pairs = [
+        (source, kinds[source.digest][number % len(kinds[source.digest])])
+        for number in order
+        for source in sources
+        if of_sets or number < len(kinds[source.digest])
+    ]
+    by_user = _ByUser(problem, context, stream)
+    for number, (source, kind) in in_turn(problem, pairs, stream):
+        name = f"{source.name}, {kind} {stream}.{number}"
+        seed = seed_of(problem, stream, number, 2)
+        if not is_own_kind(kind):
+            made = partial(_augment, problem, source, kind, sources, seed)
+            yield Sample(name, LazyArrays(made), True)
+        elif (sample := by_user.made(name, source, kind, seed)) is not None:
+            yield sample
+        elif by_user.gave_up:
+            return
+
+
+def _augment(
+    problem: Problem, source: Sample, kind: str, sources: list[Sample], seed: list[int]
+) -> Arrays:
+    if kind == _AS_GIVEN:
+        return source.arrays
+    # By what is known of them: of hundreds none is read but the one that is chosen.
+    others = [s.arrays for s in sources if s is not source and s.shapes == source.shapes]
+    random, discrete = np.random.default_rng(seed), problem.graph.discrete
+    return augmented_input(kind, source.arrays, others, random, discrete, problem.lengths)
+
+
+class _ByUser:
+    """Augmented inputs by functions of the user's, checked while the search's are made."""
+
+    def __init__(self, problem: Problem, context: Context, stream: int) -> None:
+        self._problem, self._context = problem, context
+        self._searching = stream == SEARCH_STREAM
+        self._specs = input_specs(problem.graph.proto)
+        self._seen = set[str]()
+        self._failed = 0
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the functions failed many times in a row."""
+        return self._failed > _REPEATED_IN_A_ROW
+
+    def made(self, name: str, source: Sample, kind: str, seed: list[int]) -> Sample | None:
+        """The input, with arrays that are made now: a function may give others the second time.
+
+        None where it failed in a validation: hours may have been searched, and that costs one copy.
+        """
+
+        def arrays() -> Arrays:
+            return own_augmentation(kind, source.arrays, np.random.default_rng(seed))
+
+        try:
+            sample = Sample(name, arrays(), True)
+        except BadInputError as error:
+            if self._searching or self._problem.requirements.of_sets:  # a set is one of each
+                raise
+            self._context.time.check()
+            if not self._failed:
+                message = f"{error}; such augmented inputs are left out"
+                self._context.note(Finding("augmented", "", message))
+            self._failed += 1
+            return None
+        self._failed = 0
+        if self._searching:
+            told = replace(sample, name=f"--augmented {kind}: {source.name}")
+            checked(told, self._specs, self._problem.settings.infinite)
+        if self._searching and kind not in self._seen:
+            self._seen.add(kind)
+            # A repeated command would test other inputs, and an interrupted one begin again.
+            if Sample(name, arrays(), True).digest != sample.digest:
+                raise BadInputError(
+                    f"--augmented {kind}: not deterministic: from the same inputs and generator it "
+                    "gave two augmented inputs; let it take all its chance from the generator that "
+                    "it is given"
+                )
+        return sample
+
+
+def _kept(context: Context, stream: int, found: Iterator[Sample]) -> Iterator[Sample]:
+    """``found``, which no later stream will have again."""
+    known = context.augmented_of(stream)
+    for sample in found:
+        known.add(sample.digest)
+        yield sample
+
+
+def _new(context: Context, made: Iterator[Sample], before: Set[str]) -> Iterator[Sample]:
+    """Those of ``made`` that are like none in front of them nor any of ``before``.
+
+    Of a few token ids, or of shifts along one axis, there are not so many. One that chose the plan,
+    or was tested, tells nothing the second time.
+    """
+    seen, repeats = set[str](), 0
+    for sample in made:
+        if sample.digest not in seen and sample.digest not in before:
+            seen.add(sample.digest)
+            repeats = 0
+            yield sample
+        elif (repeats := repeats + 1) > _REPEATED_IN_A_ROW:
+            message = (
+                f"no more than {counted(len(seen), 'augmented')} could be made that the search and "
+                "other tests had not seen: of these inputs and kinds there are hardly more"
+            )
+            if not context.noted("few-augmented"):  # the first says of how many
+                context.note(Finding("few-augmented", "", message))
+            return
+
+
+def _some_at_least(asked: str, found: Iterator[Sample]) -> Iterator[Sample]:
+    """``found``, of which there must be some: what was asked for by name is not left out."""
+    for first in found:
+        yield first
+        yield from found
+        return
+    raise BadInputError(
+        f"--augmented {asked}: the first that were made were copies of a given input, or such that "
+        "the model cannot be run on them or gives nothing finite; name others, or none"
+    )
+
+
+def seed_of(problem: Problem, *numbers: int) -> list[int]:
+    """The seed of a run's chance for one purpose.
+
+    A search that begins at an older plan has other copies than that plan's search had.
+    """
+    return [*problem.chance, *numbers]
+
+
+def some_of_given(problem: Problem, most: int, stream: int) -> list[Sample]:
+    """Some of the given inputs, in their order, chosen by lot."""
+    samples = problem.samples
+    if len(samples) <= most:
+        return list(samples)
+    lot = np.random.default_rng(seed_of(problem, stream, 3))
+    return [samples[i] for i in sorted(lot.choice(len(samples), most, replace=False))]
+
+
+def in_turn(problem: Problem, items: Sequence[Item], stream: int) -> Iterator[tuple[int, Item]]:
+    """Numbers from 0 on with one of ``items`` each; all have their turn before one has its next.
+
+    A validation may end after any number of copies: what comes first is drawn by lot, for inputs
+    that are sorted would be judged by the first.
+    """
+    for turn in range(2**31 if items else 0):
+        order = np.arange(len(items))
+        if not problem.requirements.of_sets:
+            order = np.random.default_rng(seed_of(problem, stream, turn, 4)).permutation(order)
+        for place, item in enumerate(order.tolist()):
+            yield turn * len(items) + place, items[item]
+
+
+def unlike_given(
+    problem: Problem, context: Context, made: Iterator[Sample], count: int, what: str
+) -> Iterator[Sample]:
+    """The first ``count`` usable ones that are none of the given inputs: those are known."""
+    if not problem.requirements.of_sets:
+        given = frozenset(sample.digest for sample in problem.samples)
+        return usable(context, made, count, given, what)
+    return islice(_whole_sets(context, made, len(problem.samples), what), count)
+
+
+def _whole_sets(context: Context, made: Iterator[Sample], size: int, what: str) -> Iterator[Sample]:
+    """Those sets of ``size`` of which every one is usable, until several in a row are not."""
+    refused = 0
+    while len(one_set := list(islice(made, size))) == size:
+        fit = list(usable(context, iter(one_set), size))
+        refused = 0 if len(fit) == size else refused + 1
+        yield from fit if not refused else ()
+        if refused > _REFUSED_IN_A_ROW:
+            message = f"{what}: no more sets were made, for {refused} in a row could not be run"
+            context.note(Finding("copies", "", message))
+            return
 
 
 def usable(
@@ -48,9 +339,10 @@ def usable(
     but: frozenset[str] = frozenset(),
     what: str = "",
 ) -> Iterator[Sample]:
-    """The first ``count`` whose reference can be computed and is finite where it should be;
-    remembered, so that a repeated command need not ask the model. Gives up after many in a row that
-    are not.
+    """The first ``count`` whose reference can be computed and is finite where it should be.
+
+    What is usable is remembered, so that a repeated command need not ask the model. Gives up after
+    many in a row that are not.
     """
     refused = 0
     while count:
@@ -62,7 +354,7 @@ def usable(
             if fit:
                 refused, count = 0, count - 1
                 yield sample
-            elif (refused := refused + 1) > _IN_A_ROW:
+            elif (refused := refused + 1) > _REFUSED_IN_A_ROW:
                 if what:
                     message = (
                         f"{what}: no more were made, for of {refused} in a row each was a copy of "
@@ -72,28 +364,6 @@ def usable(
                 return
         if not looked_at:
             return
-
-
-def check_runs(context: Context, samples: Sequence[Sample]) -> None:
-    """Refuse samples that the model cannot be run on, before a search that they are no part of: a
-    plan would be blamed for what the reference cannot do. Remembered, as by :func:`usable`. Takes
-    no more than a tenth of a run's budget.
-
-    Raises:
-        RunnerFailedError: with ONNX Runtime's words; names the first such sample.
-    """
-    until = time.monotonic() + _OF_BUDGET * context.time.left_s
-    keys = {s.digest: context.evaluator.key("runs", s.digest) for s in samples}
-    new = [s for s in samples if context.cache.recall(keys[s.digest]) is None]
-
-    def look(sample: Sample) -> Sample:
-        context.references.of(sample)
-        return sample
-
-    in_time = takewhile(lambda _: time.monotonic() < until, new)
-    for done, sample in enumerate(side_by_side(look, in_time, context.references.at_once), 1):
-        context.cache.record_later(Row(keys[sample.digest], "runs", True))
-        context.observer.progress(done, len(new), f"{sample.name}, kept apart, can be run")
 
 
 def _looked_at(
@@ -138,305 +408,23 @@ def _has_reference(context: Context, sample: Sample) -> bool:
     return not any(bool(np.isnan(a).any()) for a in new)
 
 
-Item = TypeVar("Item")
+def check_runs(context: Context, samples: Sequence[Sample]) -> None:
+    """Refuse samples kept apart that the model cannot be run on, before the search.
 
-_SETS_IN_A_ROW = 20
-
-SEARCH_STREAM = 0
-"""The copies that are searched with; tests use the streams from 1 on, which no search has seen."""
-
-
-def seed_of(problem: Problem, *numbers: int) -> list[int]:
-    """Of a run's chance for one purpose. A search that begins at an older plan copies other copies
-    than that plan's: those chose its pins, and would test nothing.
-    """
-    return [*problem.chance, *numbers]
-
-
-def some_of_given(problem: Problem, most: int, stream: int) -> list[Sample]:
-    """Some of the given inputs, in their order, chosen by lot."""
-    samples = problem.samples
-    if len(samples) <= most:
-        return list(samples)
-    lot = np.random.default_rng(seed_of(problem, stream, 3))
-    return [samples[i] for i in sorted(lot.choice(len(samples), most, replace=False))]
-
-
-def in_turn(problem: Problem, items: Sequence[Item], stream: int) -> Iterator[tuple[int, Item]]:
-    """Numbers from 0 on with one of ``items`` each, of which all have their turn before one has
-    its next. A test may end after any number of copies, and bounds the share of all of them: what
-    comes first has to be drawn by lot, for inputs that are sorted would be judged by the first.
-    """
-    for turn in range(2**31 if items else 0):
-        order = np.arange(len(items))
-        if not problem.requirements.of_sets:
-            order = np.random.default_rng(seed_of(problem, stream, turn, 4)).permutation(order)
-        for place, item in enumerate(order.tolist()):
-            yield turn * len(items) + place, items[item]
-
-
-def unlike_given(
-    problem: Problem, context: Context, made: Iterator[Sample], count: int, what: str
-) -> Iterator[Sample]:
-    """The first ``count`` usable ones that are none of the given inputs: those are known."""
-    if not problem.requirements.of_sets:
-        given = frozenset(sample.digest for sample in problem.samples)
-        return usable(context, made, count, given, what)
-    return islice(_whole_sets(context, made, len(problem.samples), what), count)
-
-
-def _whole_sets(context: Context, made: Iterator[Sample], size: int, what: str) -> Iterator[Sample]:
-    """Those sets of ``size`` of which every one is usable, until several in a row are not."""
-    refused = 0
-    while len(one_set := list(islice(made, size))) == size:
-        fit = list(usable(context, iter(one_set), size))
-        refused = 0 if len(fit) == size else refused + 1
-        yield from fit if not refused else ()
-        if refused > _SETS_IN_A_ROW:
-            message = f"{what}: no more sets were made, for {refused} in a row could not be run"
-            context.note(Finding("copies", "", message))
-            return
-
-
-def perturbs(
-    problem: Problem, context: Context, stream: int, count: int, *, emulated: bool
-) -> Iterator[Sample]:
-    """``count`` copies of the given samples, moved so little that only roundings change; none where
-    nothing can be moved. However few of them are looked at, they are copies of any of the samples.
-    """
-    # Of many inputs no more are looked at than there will be copies: each may have to be read.
-    few = some_of_given(problem, count, stream)
-    if problem.moves_inputs:
-        sources = _sources(
-            problem, few, [s for s in few if can_be_perturbed(s.arrays, problem.graph.discrete)]
-        )
-        made = _perturbed(problem, sources, stream, partial(_perturb, problem))
-    elif emulated and problem.moves_lookups:
-        sources = _sources(
-            problem, few, [s for s in few if can_perturb_lookups(problem.lookups.of(s))]
-        )
-        made = _perturbed(problem, sources, stream, partial(_perturb_lookups, problem.lookups))
-    else:
-        return iter(())
-    return unlike_given(problem, context, made, count if sources else 0, "perturbed copies")
-
-
-def _sources(problem: Problem, given: list[Sample], movable: list[Sample]) -> list[Sample]:
-    """The samples that copies are made of: a set that is judged together is one of each, and what
-    cannot be moved is itself in it.
-    """
-    return given if problem.requirements.of_sets and movable else movable
-
-
-def movable(problem: Problem, *, emulated: bool) -> bool:
-    """Whether :func:`perturbs` makes copies of some given input."""
-    return problem.moves_inputs or (emulated and problem.moves_lookups)
-
-
-def _perturbed(
-    problem: Problem,
-    sources: list[Sample],
-    stream: int,
-    perturb: Callable[[Sample, list[int]], Arrays],
-) -> Iterator[Sample]:
-    for number, source in in_turn(problem, sources, stream):
-        name = f"{source.name}, perturbed {stream}.{number}"
-        made = partial(perturb, source, seed_of(problem, stream, number, 1))
-        yield Sample(name, LazyArrays(made), True)
-
-
-def _perturb(problem: Problem, source: Sample, seed: list[int]) -> Arrays:
-    return perturbed(
-        source.arrays,
-        np.random.default_rng(seed),
-        step=STEPS[problem.settings.precision],
-        discrete=problem.graph.discrete,
-    )
-
-
-def _perturb_lookups(lookups: Lookups, source: Sample, seed: list[int]) -> Arrays:
-    moved = perturbed_lookups(lookups.of(source), np.random.default_rng(seed))
-    return {**source.arrays, **moved}
-
-
-_ITSELF = "as given"
-
-_REPEATS = 50
-"""So many in a row that were made before: there are hardly others."""
-
-
-def augmented(problem: Problem, context: Context, stream: int, count: int) -> Iterator[Sample]:
-    """``count`` augmented inputs of the given samples; none where there are inputs enough, or no
-    kind fits. However few of them are looked at, they are of any sample and any kind.
+    A plan would be blamed for what the reference cannot do. Takes a tenth of a budget at most.
 
     Raises:
-        BadInputError: of the search's stream: kinds were asked for by name and make none, or the
-            user's function makes what the model does not take. Later it would cost the answer.
+        RunnerFailedError: with ONNX Runtime's words; names the first such sample.
     """
-    if not wants_augmented(problem) or not count:
-        return iter(())
-    few = some_of_given(problem, count, stream)
-    kinds = {s.digest: _kinds(problem, s) for s in few}
-    sources = [s for s in few if kinds[s.digest]]
-    if (
-        sources and problem.requirements.of_sets
-    ):  # what has no augmented input is itself in a set of each
-        sources, kinds = few, {digest: fitting or (_ITSELF,) for digest, fitting in kinds.items()}
-    refused = stream == SEARCH_STREAM and problem.settings.augmented != "auto"
-    if not sources:
-        if problem.settings.augmented != "auto":
-            message = f"--augmented {problem.settings.augmented}: changes none of these inputs"
-            if refused and len(few) == len(problem.samples):
-                raise BadInputError(f"{message}; name others, or none")
-            context.note(Finding("augmented", "", f"{message}, so no augmented inputs were tested"))
-        return iter(())
-    made = _augmented(problem, context, sources, kinds, stream)
-    if stream != SEARCH_STREAM and not problem.requirements.of_sets:
-        made = _new(context, made, context.augmented_before(stream))
-    found = unlike_given(problem, context, made, count, "augmented")
-    return _kept(context, stream, _some_at_least(problem, found) if refused and count else found)
+    until = time.monotonic() + 0.1 * context.time.left_s
+    keys = {s.digest: context.evaluator.key("runs", s.digest) for s in samples}
+    new = [s for s in samples if context.cache.recall(keys[s.digest]) is None]
 
+    def look(sample: Sample) -> Sample:
+        context.references.of(sample)
+        return sample
 
-def _kept(context: Context, stream: int, found: Iterator[Sample]) -> Iterator[Sample]:
-    """``found``, of which no later stream will have any."""
-    known = context.augmented_of(stream)
-    for sample in found:
-        known.add(sample.digest)
-        yield sample
-
-
-def _new(context: Context, made: Iterator[Sample], before: Set[str]) -> Iterator[Sample]:
-    """Those of ``made`` that are like none in front of them nor any of ``before``: of a few token
-    ids, of shifts along one axis, or by a function without chance, there are not so many. One that
-    chose the plan, or was tested, tells nothing the second time.
-    """
-    seen, repeats = set[str](), 0
-    for sample in made:
-        if sample.digest not in seen and sample.digest not in before:
-            seen.add(sample.digest)
-            repeats = 0
-            yield sample
-        elif (repeats := repeats + 1) > _REPEATS:
-            message = (
-                f"no more than {counted(len(seen), 'augmented')} could be made that the search and "
-                "other tests had not seen: of these inputs and kinds there are hardly more"
-            )
-            if not context.noted("few-augmented"):  # the first says of how many
-                context.note(Finding("few-augmented", "", message))
-            return
-
-
-def _some_at_least(problem: Problem, found: Iterator[Sample]) -> Iterator[Sample]:
-    """``found``, of which there must be some: what was asked for by name is not left out."""
-    for first in found:
-        yield first
-        yield from found
-        return
-    raise BadInputError(
-        f"--augmented {problem.settings.augmented}: the first that were made were copies of a "
-        "given "
-        "input, or such that the model cannot be run on them or gives nothing finite; name others, "
-        "or none"
-    )
-
-
-def wants_augmented(problem: Problem) -> bool:
-    """Whether augmented inputs are tested: asked for by name, or left to the number of inputs.
-    Where no copy can be perturbed nothing else would be tested.
-    """
-    asked = problem.settings.augmented
-    if asked == "auto":
-        few = len(problem.samples) < FEW_INPUTS
-        return few or not movable(problem, emulated=not problem.on_engine)
-    return asked != "none"
-
-
-def _kinds(problem: Problem, sample: Sample) -> tuple[str, ...]:
-    fitting = kinds_for(sample.arrays, problem.graph.discrete, problem.lengths)
-    asked = problem.settings.augmented
-    if asked == "auto":
-        return fitting
-    return tuple(k for k in named_kinds(asked) if k in fitting or is_own_kind(k))
-
-
-def _augmented(
-    problem: Problem,
-    context: Context,
-    sources: list[Sample],
-    kinds: dict[str, tuple[str, ...]],
-    stream: int,
-) -> Iterator[Sample]:
-    shuffled, discrete = not problem.requirements.of_sets, problem.graph.discrete
-    most = max(len(fitting) for fitting in kinds.values())
-    # A set is one augmented input of each source, all of one kind where it fits: the kinds go by
-    # lot.
-    order = np.random.default_rng(seed_of(problem, stream, 5)).permutation(most).tolist()
-    pairs = [
-        (source, kinds[source.digest][number % len(kinds[source.digest])])
-        for number in order
-        for source in sources
-        if not shuffled or number < len(kinds[source.digest])
-    ]
-    specs, seen, failed = input_specs(problem.graph.proto), set[str](), 0
-    for number, (source, kind) in in_turn(problem, pairs, stream):
-        name = f"{source.name}, {kind} {stream}.{number}"
-        seed = seed_of(problem, stream, number, 2)
-        made = partial(_vary, source, kind, sources, seed, discrete, problem.lengths)
-        if not is_own_kind(kind):
-            yield Sample(name, LazyArrays(made), True)
-            continue
-        # A function of the user's may give something else the second time.
-        try:
-            sample = Sample(name, made(), True)
-        except BadInputError as error:
-            if stream == SEARCH_STREAM or not shuffled:  # a set is one of each
-                raise
-            # Hours may have been searched: what a rare draw does not get costs that draw.
-            context.time.check()
-            if not failed:
-                context.note(
-                    Finding("augmented", "", f"{error}; such augmented inputs are left out")
-                )
-            if (failed := failed + 1) > _REPEATS:
-                return
-            continue
-        failed = 0
-        told = replace(sample, name=f"--augmented {kind}: {source.name}")
-        if stream == SEARCH_STREAM:
-            checked(told, specs, problem.settings.infinite)
-        if stream == SEARCH_STREAM and kind not in seen:
-            seen.add(kind)
-            _refuse_unseeded(kind, sample, made)
-        yield sample
-
-
-def _refuse_unseeded(kind: str, sample: Sample, made: Callable[[], Arrays]) -> None:
-    """A repeated command would test other augmented inputs, and an interrupted one begin again.
-
-    Raises:
-        BadInputError: the user's function gave something else for the same generator.
-    """
-    if Sample(sample.name, made(), True).digest != sample.digest:
-        raise BadInputError(
-            f"--augmented {kind}: not deterministic: from the same inputs and generator it "
-            "gave two "
-            "augmented inputs; let it take all its chance from the generator that it is given"
-        )
-
-
-def _vary(
-    source: Sample,
-    kind: str,
-    sources: list[Sample],
-    seed: list[int],
-    discrete: frozenset[str],
-    lengths: Mapping[str, int],
-) -> Arrays:
-    random = np.random.default_rng(seed)
-    if is_own_kind(kind):
-        return own_augmentation(kind, source.arrays, random)
-    if kind == _ITSELF:
-        return source.arrays
-    # By what is known of them: of hundreds none is read but the one that is chosen.
-    others = [s.arrays for s in sources if s is not source and s.shapes == source.shapes]
-    return augmented_input(kind, source.arrays, others, random, discrete, lengths)
+    in_time = takewhile(lambda _: time.monotonic() < until, new)
+    for done, sample in enumerate(side_by_side(look, in_time, context.references.at_once), 1):
+        context.cache.record_later(Row(keys[sample.digest], "runs", True))
+        context.observer.progress(done, len(new), f"{sample.name}, kept apart, can be run")

@@ -62,39 +62,34 @@ def held_layers(
     Raises:
         BadInputError: no expression, one that names no layer, or a layer named by both.
     """
-    found: list[frozenset[str]] = []
-    for flag, texts in (
-        ("--keep-fp32", settings.keep_fp32),
-        ("--keep-reduced", settings.keep_reduced),
-    ):
-        named: set[str] = set()
-        for text in texts:
-            expression = compiled(flag, text)
-            matched = {x.name for x in layers if expression.search(x.name)}
-            if not matched:
-                raise BadInputError(
-                    f"{flag} {text!r}: names no layer; `bisect-trt inspect` lists them"
-                )
-            named |= matched
-        found.append(frozenset(named))
-    both = sorted(found[0] & found[1])
-    if both:
-        raise BadInputError(f"--keep-fp32 and --keep-reduced: both name layer {both[0]!r}")
-    return found[0], found[1]
+    kept_fp32 = _named("--keep-fp32", settings.keep_fp32, layers)
+    kept_reduced = _named("--keep-reduced", settings.keep_reduced, layers)
+    if both := kept_fp32 & kept_reduced:
+        raise BadInputError(f"--keep-fp32 and --keep-reduced: both name layer {min(both)!r}")
+    return kept_fp32, kept_reduced
 
 
-_LISTS = ("requirements", "metrics", "rewritten", "outputs")
+def _named(flag: str, texts: Sequence[str], layers: Sequence[Layer]) -> frozenset[str]:
+    """The layers whose names one of ``texts`` matches."""
+    named = set[str]()
+    for text in texts:
+        expression = compiled(flag, text)
+        matched = {x.name for x in layers if expression.search(x.name)}
+        if not matched:
+            raise BadInputError(f"{flag} {text!r}: names no layer; `bisect-trt inspect` lists them")
+        named |= matched
+    return frozenset(named)
 
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan.json: the plan, the requirements and metrics it was found for, on which share of the
-    given and of unseen inputs it has to meet them (None where an older version did not say), the
-    layers that a rewrite made before, and whether it was ``fitted`` to its inputs. ``inputs`` are
-    the digests of those that it was searched with, and that the plans were which its search began
-    at; ``chance`` is what the copies of that search began with; ``scales`` are those of the outputs
-    that the default requirement is judged by, ``outputs`` the tensors that were judged in place of
-    the model's. All four are blank of an older version.
+    """A plan.json: the plan and what it was found for.
+
+    ``given_share`` and ``robust`` are the shares of the given and of unseen inputs that it has to
+    meet, ``rewritten`` the layers that a rewrite made, ``fitted`` whether it was fitted to its
+    inputs. ``inputs`` are the digests of all that it was searched with, and ``chance`` is what the
+    copies of that search began with. ``scales`` are those of the outputs that the default
+    requirement is judged by, ``outputs`` the tensors that were judged in place of the model's.
     """
 
     plan: PrecisionPlan
@@ -112,9 +107,7 @@ class SavedPlan:
 
     @property
     def searched(self) -> Precision:
-        """The precision of a run that looks at this plan; strict FP32 is the answer of one that
-        found nothing lower.
-        """
+        """The precision of a run that looks at this plan: FP16 where it keeps all in FP32."""
         return self.plan.base if self.plan.base is not Precision.FP32 else Precision.FP16
 
     def check_model(self, graph: Graph) -> None:
@@ -144,34 +137,57 @@ def read_plan(path: Path) -> SavedPlan:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
-    plan, more = PrecisionPlan.from_json(text, str(path)), json.loads(text)
-    requirements, metrics, rewritten, outputs = (
-        _list_of_text(path, k, more.get(k)) for k in _LISTS
-    )
-    held, robust = (_share(path, key, more.get(key)) for key in ("holds_on", "robust"))
-    share = 1.0 if held is None else held
-    fitted, searched = more.get("fitted") is True, more.get("searched", {})
-    told = searched if isinstance(searched, dict) else {"chance": None}
-    inputs, chance = told.get("inputs", ""), told.get("chance", "")
-    if not isinstance(inputs, str) or not isinstance(chance, str):
-        raise BadInputError(
-            f"{path}: not a plan that bisect-trt wrote ('searched' must say with what); run "
-            "`bisect-trt run` to make one"
+    plan, data = PrecisionPlan.from_json(text, str(path)), json.loads(text)
+    try:
+        share = _share("holds_on", data)
+        searched = data.get("searched", {})
+        if not isinstance(searched, dict) or not all(
+            isinstance(searched.get(key, ""), str) for key in ("inputs", "chance")
+        ):
+            raise TypeError("'searched' must say with what")
+        return SavedPlan(
+            plan=plan,
+            path=path,
+            requirements=_texts("requirements", data),
+            metrics=_texts("metrics", data),
+            rewritten=_texts("rewritten", data),
+            given_share=1.0 if share is None else share,
+            robust=_share("robust", data),
+            fitted=data.get("fitted") is True,
+            inputs=frozenset(searched.get("inputs", "").split()),
+            chance=searched.get("chance", ""),
+            scales=_scales(data),
+            outputs=_texts("outputs", data),
         )
-    return SavedPlan(
-        plan,
-        path,
-        requirements,
-        metrics,
-        rewritten,
-        share,
-        robust,
-        fitted,
-        frozenset(inputs.split()),
-        chance,
-        _scales(path, more.get("scales")),
-        outputs,
-    )
+    except TypeError as error:
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ({error}); run `bisect-trt run` to make one"
+        ) from error
+
+
+def _share(key: str, data: Mapping[str, Any]) -> float | None:
+    value = data.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
+        raise TypeError(f"{key!r} must be a share")
+    return float(value)
+
+
+def _scales(data: Mapping[str, Any]) -> dict[str, Scale]:
+    try:
+        return {str(name): Scale.from_json(s) for name, s in (data.get("scales") or {}).items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TypeError("'scales' must say what each output is held to") from error
+
+
+def _texts(key: str, data: Mapping[str, Any]) -> tuple[str, ...]:
+    value = data.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise TypeError(f"{key!r} must be a list of text")
+    return tuple(value)
 
 
 def begun_at(
@@ -199,35 +215,3 @@ def begun_at(
         f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}"
     )
     return known, Finding("start-from", absent[0], words)
-
-
-def _share(path: Path, key: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
-        raise BadInputError(
-            f"{path}: not a plan that bisect-trt wrote ({key!r} must be a share); run "
-            "`bisect-trt run` to make one"
-        )
-    return float(value)
-
-
-def _scales(path: Path, value: Any) -> dict[str, Scale]:
-    try:
-        return {str(name): Scale.from_json(told) for name, told in (value or {}).items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BadInputError(
-            f"{path}: not a plan that bisect-trt wrote ('scales' must say what each output is held "
-            "to); run `bisect-trt run` to make one"
-        ) from error
-
-
-def _list_of_text(path: Path, key: str, value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise BadInputError(
-            f"{path}: not a plan that bisect-trt wrote ({key!r} must be a list of text); run "
-            "`bisect-trt run` to make one"
-        )
-    return tuple(value)

@@ -15,7 +15,7 @@ from bisect_trt.evaluate.result import Evaluation, SampleResult, SearchSetResult
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
-from bisect_trt.steps.validation_inputs import make_copies_ahead, set_size, spared
+from bisect_trt.steps.validation_inputs import set_size, spared
 
 _FINDING = Finding(
     "fp32-misses",
@@ -27,9 +27,9 @@ _FINDING = Finding(
 
 @dataclass(frozen=True)
 class Refusal:
-    """What spoke against a plan: samples of one ``kind`` that missed, of so many ``tested`` by some
-    judge; ``score`` is the worst draw's, or of given inputs the worst that is not spared, in
-    tolerances.
+    """What spoke against a plan: ``samples`` of one ``kind`` that missed, of ``tested``.
+
+    ``score`` is the worst one's in tolerances, or of given inputs the worst that is not spared.
     """
 
     kind: InputKind
@@ -39,9 +39,7 @@ class Refusal:
 
 
 def all_in_fp32(problem: Problem, base: PrecisionPlan) -> PrecisionPlan | None:
-    """``base`` with every layer pinned; None where that is not FP32 as a whole: layers are held
-    lower, or a pin runs in TF32.
-    """
+    """``base`` with every layer pinned; None where that is not FP32 as a whole."""
     if problem.kept_reduced or base.pin_precision is not Precision.FP32:
         return None
     return base.with_pins(problem.names)
@@ -50,8 +48,9 @@ def all_in_fp32(problem: Problem, base: PrecisionPlan) -> PrecisionPlan | None:
 def missed_by_every(
     problem: Problem, context: Context, plan: PrecisionPlan, every: PrecisionPlan, refusal: Refusal
 ) -> set[str]:
-    """The digests of those samples of ``refusal`` that ``every`` layer pinned misses too, by the
-    emulator that they are missed by; that there are some is noted.
+    """The digests of those samples of ``refusal`` that ``every`` layer pinned misses too.
+
+    The emulator that misses them is asked; that there are some is noted.
     """
     if refusal.kind is InputKind.GIVEN:
         return set()
@@ -74,9 +73,7 @@ def told_by_pins(
     every: PrecisionPlan | None,
     samples: Sequence[Sample],
 ) -> list[Sample]:
-    """Those of ``samples`` that ``every`` layer pinned passes by all of ``judges``; what is left
-    out is noted.
-    """
+    """Those of ``samples`` that FP32 as a whole passes by all ``judges``; others are noted."""
     left = list(samples)
     if every is None:
         return left
@@ -95,11 +92,14 @@ def _sets(problem: Problem, samples: Sequence[Sample]) -> list[Sequence[Sample]]
 
 
 SEARCH_COPIES = 20
-_SEARCH_SET_SETS = 3
+_SEARCHED_SETS = 3
+"""Copies of each kind that a search begins with, or sets of them where they are judged together."""
 
-SEARCH_SET_S, _FEWEST = 32.0, 4
-"""Of a slow model the search set has as many copies of each kind as are made and run once in so
-many seconds as a rule, and a few at least: what it lets through is for new copies to refuse."""
+SEARCH_SET_TIME_S = 32.0
+"""Of a slow model fewer, which are usually made and run in this time, but some at least: what they
+let through is for new copies to refuse."""
+
+_FEWEST_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -122,38 +122,36 @@ class SearchSamples:
 def search_copies(problem: Problem, usual_seconds: float) -> int:
     """How many copies of a kind the search set begins with."""
     size = set_size(problem)
-    sets = SEARCH_COPIES if size == 1 else _SEARCH_SET_SETS
+    most, least = (SEARCH_COPIES, _FEWEST_COPIES) if size == 1 else (_SEARCHED_SETS, 1)
     # There are two kinds, each run by the reference and by the emulator.
-    fitting = int(SEARCH_SET_S / (4.0 * usual_seconds * size))
-    return size * min(sets, max(_FEWEST if size == 1 else 1, fitting))
+    fitting = int(SEARCH_SET_TIME_S / (4.0 * usual_seconds * size))
+    return size * min(most, max(least, fitting))
 
 
 def search_samples(problem: Problem, context: Context, first: int | None = None) -> SearchSamples:
     """The given inputs, perturbed copies, and augmented inputs where inputs are few."""
     count = search_copies(problem, context.pace.usual_seconds)
     some = count if first is None else min(count, first * set_size(problem))
-    made: dict[InputKind, tuple[Sample, ...]] = {}
-    for kind, copied in (
-        (InputKind.PERTURBED, perturbs(problem, context, SEARCH_STREAM, count, emulated=True)),
-        (InputKind.AUGMENTED, augmented(problem, context, SEARCH_STREAM, count)),
-    ):
-        made[kind] = tuple(_told(context, kind, some, copied))
-    return SearchSamples(problem.samples, made[InputKind.PERTURBED], made[InputKind.AUGMENTED])
 
+    def made(kind: InputKind, copies: Iterator[Sample]) -> tuple[Sample, ...]:
+        found: list[Sample] = []
+        for number, sample in enumerate(islice(copies, some), start=1):
+            context.observer.progress(number, some, f"{kind.words} made")
+            found.append(sample)
+        return tuple(found)
 
-def _told(
-    context: Context, kind: InputKind, count: int, copied: Iterator[Sample]
-) -> Iterator[Sample]:
-    """The first ``count``, each told of when it is there with its reference."""
-    for number, sample in enumerate(islice(copied, count), start=1):
-        context.observer.progress(number, count, f"{kind.words} made")
-        yield sample
+    perturbed = perturbs(problem, context, SEARCH_STREAM, count, emulated=True)
+    varied = augmented(problem, context, SEARCH_STREAM, count)
+    return SearchSamples(
+        problem.samples, made(InputKind.PERTURBED, perturbed), made(InputKind.AUGMENTED, varied)
+    )
 
 
 class SearchSet:
-    """Judges plans on all samples, those first that did worst before: a failing plan is mostly
-    told by a few runs. Of each kind so many may miss as :func:`spared` says. ``smallest`` is the
-    smallest set that was kept and not forgotten.
+    """Judges plans on all samples, those first that did worst before.
+
+    So a failing plan is mostly told by a few runs. Of each kind as many may miss as :func:`spared`
+    says. It grows by the samples that refuse a plan.
     """
 
     def __init__(
@@ -174,7 +172,8 @@ class SearchSet:
     def ask(self, pins: frozenset[str], limit: float, few: int | None = None) -> Evaluation:
         """The first emulator's verdict on ``pins`` within ``limit`` times the tolerance.
 
-        Its score is the worst one that is not spared, in units of ``limit``.
+        With ``few``, that many samples of each kind are asked, beside those that may miss. The
+        score is the worst one that is not spared, in units of ``limit``.
         """
         return self._asked(self._evaluator, pins, limit, few)
 
@@ -182,7 +181,6 @@ class SearchSet:
         """As :meth:`ask` on all samples, by the second emulator; None where it has no say."""
         if self._second is None:
             return None
-        make_copies_ahead(self._problem, self._context)
         return self._asked(self._second, pins, limit, None)
 
     def _asked(
@@ -208,7 +206,7 @@ class SearchSet:
                 self._learn(kind, samples, found, size)
                 break
         runner = evaluator.runner.name
-        together = Evaluation.over(plan, runner, results, {}, score=score, names=names)
+        together = Evaluation.over(plan, runner, results, score=score, names=names)
         return replace(together, seen_in=seen_in).under(limit)
 
     @property
@@ -224,20 +222,17 @@ class SearchSet:
         self._hold()
 
     def forget(self, below: int) -> None:
-        """What was kept is no answer if it has fewer pins than the search goes on with."""
+        """Drop kept sets of fewer pins than the search goes on with."""
         with self._lock:
             self._kept = [pins for pins in self._kept if len(pins) >= below]
         self._hold()
 
     def _hold(self) -> None:
-        """Whoever ends the search, or watches it, asks the context."""
         best = self._context.in_hand = self.smallest
         self._context.observer.best(len(self._problem.names) if best is None else len(best))
 
     def add(self, refusal: Refusal) -> None:
-        """Let the samples that refused a plan join; the others of that test count as passed, as
-        they do with more pins.
-        """
+        """Let the samples that refused a plan join; others of its validation count as passed."""
         known = {s.digest for s in self._samples.get(refusal.kind, ())}
         size = set_size(self._problem)
         sets = [refusal.samples[i : i + size] for i in range(0, len(refusal.samples), size)]
@@ -256,9 +251,7 @@ class SearchSet:
         return [(sample, found.score) for sample, found in zip(samples, results, strict=True)]
 
     def set_aside(self) -> bool:
-        """Leave out the copies that FP32 as a whole misses too: they say nothing of pins. Whether
-        there were any.
-        """
+        """Drop the copies that FP32 as a whole misses too. Returns True if any were dropped."""
         judges = [judge for judge in (self._evaluator, self._second) if judge is not None]
         every, before = all_in_fp32(self._problem, self.base), sum(map(len, self._samples.values()))
         for kind, samples in list(self._samples.items()):

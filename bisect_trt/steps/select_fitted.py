@@ -12,7 +12,6 @@ import numpy as np
 from bisect_trt.base.interrupt import BudgetSpentError
 from bisect_trt.base.outcomes import Validation, Verdict
 from bisect_trt.base.plan import PrecisionPlan
-from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.evaluate.result import Evaluation, Vector
 from bisect_trt.search import find_pins
 from bisect_trt.search.grow import Trial, grow
@@ -22,27 +21,26 @@ from bisect_trt.steps.context import Context
 from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.failing_inputs import UnseenInputs
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.select_robust import RobustSet, margin, search_robustly
+from bisect_trt.steps.search_set import SearchSet
+from bisect_trt.steps.select_robust import RobustSearch, RobustSet, margin
 from bisect_trt.steps.sensitivity import Sensitivity, suspicion_of
 
 MAX_GROWTH_EVALUATIONS = 400
 
-_TOLD_S = 4.0
-"""Seconds that proofs of the given inputs may take as a rule, beside what a draw has proved."""
+PROOF_TIME_S = 4.0
+"""What asking the given inputs for proofs may usually take, beside what copies have proved."""
 
 Ask = Callable[[Sequence[frozenset[str]]], list[Evaluation]]
 
 
 @dataclass(frozen=True)
 class Bisection:
-    """``pinned`` passes on both runners; ``proof`` maps each pin to the evaluation of the same set
-    without it, which does not.
+    """``pinned`` passes on both emulators; ``proof`` maps pins to failing evaluations without them.
 
     ``limit`` is the share of the tolerance that it was searched within; ``complete`` is false if a
     pin could not be proved; ``violations`` counts pins that the search took for needed and the
-    verification did not, which a monotone model cannot give. ``validation`` is the test that a
-    validated search ended with, ``ranked`` true if the set is a prefix of the ranking, cut and not
-    shrunk.
+    verification did not, which a monotone model cannot give. ``validation`` is what a validated
+    search ended with, ``ranked`` true if the set is a prefix of the ranking.
     """
 
     pinned: frozenset[str]
@@ -69,16 +67,11 @@ def bisect(
         return _robust(problem, context, triage, triage.unseen, limit, fewest)
     sensitivity = triage.sensitivity.under(limit)
     suspicion = suspicion_of(emulated.layers, sensitivity.scores)
-    search = _Search(
-        context.evaluator, context.second, triage.base, problem.names, limit, problem.begin
-    )
-    return search.run(suspicion, sensitivity)
+    return _Search(problem, context, triage.base, limit).run(suspicion, sensitivity)
 
 
 def known_strength(problem: Problem, triage: Triage) -> Mapping[str, float]:
-    """What each layer does to the outputs, as a mean square, where that says what it does to the
-    score; empty otherwise.
-    """
+    """What each layer does to the outputs, as a mean square; empty where no score follows it."""
     return triage.sensitivity.strength if problem.requirements.proportional else {}
 
 
@@ -92,9 +85,11 @@ def _robust(
 ) -> Bisection | None:
     strength = known_strength(problem, triage)
     room = Headroom(limit, triage.pinned.score, margin(problem, context))
-    found = search_robustly(
-        problem, context, triage.base, triage.ranking, strength, unseen, room, fewest
-    )
+    search_set = SearchSet(problem, context, triage.base, unseen.samples)
+    if unseen.refused is not None:
+        search_set.add(unseen.refused)
+    search = RobustSearch(problem, context, search_set, triage.ranking, strength, room)
+    found = search.run(fewest)
     if found is None:
         return None
     for judge in (context.evaluator, context.second):  # the tables show it on the given inputs
@@ -109,45 +104,36 @@ def _robust(
 def _told_on_given(
     problem: Problem, context: Context, base: PrecisionPlan, found: RobustSet
 ) -> Mapping[str, Evaluation]:
-    """The proofs. Where a draw tells that would still meet the requirement, and is only held to
-    less, the given inputs are asked too: a pin may be all that keeps infinities from them.
+    """The proofs, with worse ones on the given inputs where copies prove by a margin only.
+
+    A pin may be all that keeps infinities from the given inputs.
     """
     weak = [name for name, result in found.proof.items() if result.score * found.limit <= 1.0]
-    if len(weak) * len(problem.samples) * context.pace.usual_seconds > _TOLD_S:
+    if len(weak) * len(problem.samples) * context.pace.usual_seconds > PROOF_TIME_S:
         return found.proof
     proof = dict(found.proof)
     with suppress(BudgetSpentError):
         for name in weak:
-            given = context.evaluator.evaluate(base.with_pins(found.pinned - {name})).under(
-                found.limit
-            )
+            without = context.evaluator.evaluate(base.with_pins(found.pinned - {name}))
+            given = without.under(found.limit)
             if given.score > proof[name].score:
                 proof[name] = given
     return proof
 
 
 class _Search:
-    """Searches with ``evaluator`` and confirms with ``second``.
+    """Searches with the first emulator and confirms with the second.
 
     ``limit`` is the share of the tolerance that a set may use: an engine that errs twice as much
-    asks for a half. ``begin`` is tried before a set is grown.
+    asks for a half. An older plan's pins are tried before a set is grown.
     """
 
     def __init__(
-        self,
-        evaluator: Evaluator,
-        second: Evaluator,
-        base: PrecisionPlan,
-        layers: Sequence[str],
-        limit: float,
-        begin: frozenset[str],
+        self, problem: Problem, context: Context, base: PrecisionPlan, limit: float
     ) -> None:
-        self._limit = limit
-        self._begin = begin
-        self._evaluator = evaluator
-        self._second = second
-        self._base = base
-        self._layers = list(layers)
+        self._limit, self._base = limit, base
+        self._begin, self._layers = problem.begin, list(problem.names)
+        self._evaluator, self._second = context.evaluator, context.second
 
     def run(self, suspicion: Mapping[str, float], sensitivity: Sensitivity) -> Bisection:
         """Search and verify. All pins are known to pass, no pins to fail."""

@@ -17,24 +17,44 @@ from bisect_trt.search import find_pins
 from bisect_trt.search.minimise import Headroom, one_minimal
 from bisect_trt.search.prefix import longer, shortest_prefix
 from bisect_trt.steps.context import Context
-from bisect_trt.steps.failing_inputs import UnseenInputs
-from bisect_trt.steps.open_runners import begin
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.search_set import Refusal, SearchSet, all_in_fp32
+from bisect_trt.steps.search_set import Refusal, SearchSet
 from bisect_trt.steps.sensitivity import TIME_BUDGET_S, SensitivityRows
 from bisect_trt.steps.validation import put_to_test, refused_by
 from bisect_trt.steps.validation_inputs import next_test, set_size, wanted_of_unseen
 
+MARGIN = 0.95
+SHRINK_MARGIN = 0.8
+"""The part of its headroom that a prefix, and a set that was chosen freely, may use on the search
+set: the freer the choice, the more of it is luck."""
+
+MAX_ROUNDS = 6
+"""Rounds of search and validation; each that is refused makes the next set larger."""
+
+SHRINK_EVALUATIONS = 32
+"""Evaluations that shrinking takes, before one a pin proves it: a count, and not the clock, so that
+the same command gives the same answer."""
+
+MOST_SHRUNK = SHRINK_EVALUATIONS - 2
+"""A longer prefix is not shrunk. Two of the evaluations are of all pins and of none."""
+
+_GLANCE = 4
+"""Samples of each kind by which a prefix is seen to be too short, or passed for now."""
+
+_FAR_SCORE = 4.0
+_FEW_SHARE = 0.25
+_WORST = 2
+"""Where a prefix misses few samples, and by far, what misses the worst of these alone is looked
+for. Where it misses more of them, or by less, the error is spread."""
+
 
 @dataclass(frozen=True)
 class RobustSet:
-    """``pinned`` with the tests that it passed. ``proof`` maps pins to an evaluation of the set
-    without them that fails on some sample; ``limit`` is the share of the tolerance that it was held
-    to.
+    """``pinned`` with the ``validation`` that it passed, None where every set was refused.
 
-    ``prefix`` is the length of the ranking's prefix that it comes from; ``ranked`` is true if not
-    every pin is proved: the set was cut from the ranking.
-    ``validation`` is None where new copies refused every set.
+    ``proof`` maps pins to an evaluation of the set without them that fails on some sample, within
+    ``limit`` times the tolerance. ``prefix`` is the length of the ranking's prefix that it comes
+    from; ``ranked`` is true where it is that prefix, and not every pin is proved.
     """
 
     pinned: frozenset[str]
@@ -45,17 +65,12 @@ class RobustSet:
     ranked: bool
 
 
-MARGIN, SHRINK_MARGIN = 0.95, 0.8
-"""Parts of their room that a prefix, and a set that was chosen freely, must keep to on the search
-set, by trial on two text models: the freer the choice, the more of it is luck."""
-
-
 def margin(problem: Problem, context: Context) -> float:
-    """The part of its room that a prefix is held to: all of it, which is no margin, where a point
-    of the trade-off curve is picked, or the given inputs are so many that they bound the share
-    asked for by themselves. Prefixes are nested, so that little is left to luck then: a detector
-    with 200 pages has 96 pins so and 133 with a margin, on 99 and 100 % of unseen pages. For an
-    engine, which errs a little otherwise, a margin is kept: what it refuses costs a build.
+    """The part of its headroom that a prefix may use on the search set.
+
+    All of it where a point of the trade-off curve is picked, or where the given inputs bound the
+    share by themselves: prefixes are nested, so that little is left to luck then. For an engine,
+    which errs a little otherwise, a margin is kept: what it refuses costs a build.
     """
     if problem.settings.pick is not None:
         return 1.0
@@ -64,17 +79,213 @@ def margin(problem: Problem, context: Context) -> float:
     return 1.0 if bound >= wanted_of_unseen(problem) and context.engine is None else MARGIN
 
 
-_GLANCE = 4
-"""Samples of each kind by which a prefix is told to be too short, or passed for now."""
+class RobustSearch:
+    """Searches prefixes of a ranking on a search set, and validates what passes, in rounds."""
 
-SHRINK_EVALUATIONS = 32
-"""Shrinking takes so many evaluations, and then one a pin to prove it: a count, and not the clock,
-so that the same command gives the same answer. What they cannot bring to an end is not given, and a
-prefix of so many pins that they could not is not shrunk: of two such sets that new copies passed,
-one of 295 pins shrunk to 248 and one of 50 to 32, neither held on 95 % of unseen inputs."""
+    def __init__(
+        self,
+        problem: Problem,
+        context: Context,
+        search_set: SearchSet,
+        ranking: Sequence[str],
+        strength: Mapping[str, float],
+        room: Headroom,
+    ) -> None:
+        self._problem, self._context, self._search_set = problem, context, search_set
+        self._strength, self._room = strength, room
+        self._rank(as_searched(problem, ranking))
 
-MOST_SHRUNK = SHRINK_EVALUATIONS - 2
-"""Two of the evaluations are of all pins and of none."""
+    def run(self, fewest: int = 0) -> RobustSet | None:
+        """The set of ``fewest`` pins at least; None where even all pins miss the requirement."""
+        try:
+            return self._in_rounds(fewest)
+        except BudgetSpentError:
+            # The smallest prefix that passed is an answer at any time, or else all pins; it is
+            # validated at the end of the run.
+            self._context.time.search_ended()
+            found = self._search_set.smallest
+            if found is None or len(found) < fewest:
+                found = frozenset(self._ranking)
+            return self._prefix(found, len(found))
+
+    def _rank(self, ranking: Sequence[str]) -> None:
+        self._ranking = list(ranking)
+        self._left = [self._strength.get(name, 0.0) for name in ranking]
+
+    def _prefix(
+        self, pinned: frozenset[str], length: int, validation: Validation | None = None
+    ) -> RobustSet:
+        return RobustSet(pinned, {}, self._room.kept, validation, length, ranked=True)
+
+    def _shortest(self, least: int, guess: int = 0) -> int | None:
+        return shortest_passing(
+            self._search_set, self._ranking, self._room, least, self._left, guess
+        )
+
+    def _in_rounds(self, fewest: int) -> RobustSet | None:
+        problem, context, picks = self._problem, self._context, self._problem.settings.pick
+        shortest, best = fewest, None
+        for tried in range(MAX_ROUNDS):
+            # An older plan's pins are a guess, from which fewer are tried too.
+            length = self._shortest(shortest, 0 if tried else len(problem.begin))
+            if length is None:
+                return best
+            if not tried:
+                length = self._without_rare_misses(length, shortest)
+            refused: list[Refusal] = []
+            ranked = self._ranking[:length]
+            for candidate in self._candidates(ranked):
+                if len(candidate.pinned) < fewest:
+                    continue
+                pins = counted(len(candidate.pinned), "pin")
+                context.tell(f"{pins}, new copies")
+                plan = self._search_set.base.with_pins(candidate.pinned)
+                against, validation = final_validation(problem, context, plan, self._room.limit)
+                if against is None:
+                    found = replace(candidate, validation=validation)
+                    if picks is not None and best is not None:
+                        return self._smaller(found, best.prefix, MAX_ROUNDS - tried - 1)
+                    return found
+                context.tell(f"{pins} refused by new copies ({against.kind}): the search goes on")
+                refused.append(against)
+            for refusal in refused:
+                self._search_set.add(refusal)
+            best = self._prefix(frozenset(ranked), length)
+            if length == len(self._ranking):
+                return best
+            again = self._after_refusal(refused)
+            if not set(again[:length]) <= set(ranked):  # else what misses alone is pinned already
+                self._rank(again)
+                self._search_set.forget(below=length + 1)
+                continue
+            # A search set that has grown may still know too little.
+            share = self._room.kept / refused[-1].score
+            shortest = longer(self._left, length, share, 2**tried)
+            self._search_set.forget(below=shortest)
+        return best
+
+    def _candidates(self, ranked: Sequence[str]) -> Iterator[RobustSet]:
+        """What is worth a validation: a smaller set whose pins are all proved, then the prefix."""
+        if self._problem.settings.pick is None and len(ranked) <= MOST_SHRUNK:
+            within = self._room.within(SHRINK_MARGIN)
+            proof = shrunk(self._search_set, ranked, within, self._context.evaluator.workers)
+            if proof is not None:
+                pins = frozenset(proof)
+                yield RobustSet(pins, proof, within, None, len(ranked), ranked=False)
+                if len(pins) == len(ranked):
+                    return
+        yield self._prefix(frozenset(ranked), len(ranked))
+
+    def _smaller(self, found: RobustSet, refused: int, rounds: int) -> RobustSet:
+        """``found``, or a shorter prefix that is validated too, to a tenth of its pins.
+
+        A point of the trade-off curve is picked for being small, and what follows a set that was
+        refused is up to twice as large.
+        """
+        context = self._context
+        try:
+            while rounds and context.engine is None and found.prefix - refused > found.prefix / 10:
+                rounds -= 1
+                length = self._shortest((refused + found.prefix) // 2)
+                if length is None or length >= found.prefix:
+                    break
+                pins = frozenset(self._ranking[:length])
+                plan = self._search_set.base.with_pins(pins)
+                against, validation = final_validation(
+                    self._problem, context, plan, self._room.limit
+                )
+                if against is None:
+                    found = self._prefix(pins, length, validation)
+                else:
+                    self._search_set.add(against)
+                    refused = length
+                    self._search_set.forget(below=length + 1)
+        except BudgetSpentError:
+            context.time.search_ended()
+        return found
+
+    def _without_rare_misses(self, length: int, shortest: int) -> int:
+        """The shortest prefix that passes, ``length`` as it is ranked now.
+
+        Where it has many layers for the sake of few inputs, those layers come first in the ranking
+        that miss the requirement alone on these.
+        """
+        for _ in range(4 if self._each_tells else 0):
+            half = frozenset(self._ranking[: length // 2])
+            if length <= MOST_SHRUNK or not half:
+                break
+            # A long prefix is looked at for values that are not finite, however many have them.
+            missed = self._missed(half, long=length >= len(self._ranking) / 2)
+            before = self._ranking
+            again = as_searched(self._problem, self._first_that_miss(missed))
+            if again == before:
+                break
+            self._rank(again)
+            shorter = self._shortest(shortest)
+            if shorter is None or shorter >= length:
+                self._rank(before)
+                break
+            length = shorter
+        return length
+
+    def _missed(self, pins: frozenset[str], *, long: bool) -> list[Sample]:
+        """The worst samples that ``pins`` miss, where they are few and missed by far.
+
+        Else, of a ``long`` prefix, some of those with values that are not finite.
+        """
+        scores = self._search_set.scores(pins)
+        missed = sorted((found for found in scores if not found[1] <= 1.0), key=lambda f: -f[1])
+        few = len(missed) <= max(1.0, _FEW_SHARE * len(scores))
+        if missed and few and missed[0][1] >= _FAR_SCORE:
+            return [sample for sample, _ in missed[:_WORST]]
+        return evenly([s for s, score in missed if long and not math.isfinite(score)], 4)
+
+    def _after_refusal(self, refused: Sequence[Refusal]) -> list[str]:
+        """The ranking with those layers first that alone miss what few new copies miss by far."""
+        if not self._each_tells:
+            return self._ranking
+        size = set_size(self._problem)
+        far = [
+            refusal
+            for refusal in refused
+            if refusal.score >= _FAR_SCORE
+            and len(refusal.samples) <= _FEW_SHARE * size * refusal.tested
+        ]
+        samples = [sample for refusal in far for sample in refusal.samples[:_WORST]]
+        # Where more layers miss such a sample alone it is a near tie, and no layer's fault.
+        most = max(1.0, len(self._ranking) / 10)
+        return as_searched(self._problem, self._first_that_miss(samples[:_WORST], most))
+
+    @property
+    def _each_tells(self) -> bool:
+        """Whether none of the inputs may be missed, and each can be judged by itself."""
+        settings, requirements = self._problem.settings, self._problem.requirements
+        return settings.share_of_given >= 1.0 and not requirements.tells_of_all
+
+    def _first_that_miss(self, samples: Sequence[Sample], most: float = math.inf) -> list[str]:
+        """The ranking with the layers first that miss alone on some of ``samples``, worst first.
+
+        As it is where more than ``most`` do by finite scores, or the layers are too many to ask.
+        """
+        ranking, context = self._ranking, self._context
+        # By count and not by the clock, so that the same command gives the same answer.
+        expected_s = len(samples) * len(ranking) * context.pace.usual_seconds
+        if not samples or expected_s > TIME_BUDGET_S:
+            return list(ranking)
+        reduced = self._search_set.base.with_pins(ranking)
+        rows = SensitivityRows(self._problem, context, samples, reduced)
+        rows.take(list(ranking), math.inf)
+        context.further_rows += rows.runs
+        worst = {name: max(score for score, _ in its) for name, its in rows.rows.items()}
+        guilty = {name for name, score in worst.items() if not score <= 1.0}
+        if len(guilty) > most and all(math.isfinite(worst[name]) for name in guilty):
+            return list(ranking)
+        return sorted(ranking, key=lambda name: -worst[name] if name in guilty else 0.0)
+
+
+def as_searched(problem: Problem, ranking: Sequence[str]) -> list[str]:
+    """``ranking`` with the layers of an older plan first, in their order."""
+    return sorted(ranking, key=lambda name: name not in problem.begin)
 
 
 def shortest_passing(
@@ -85,13 +296,11 @@ def shortest_passing(
     strength: Sequence[float],
     guess: int = 0,
 ) -> int | None:
-    """How many of the ranking, ``shortest`` at least, pass the search set with the room's margin by
-    both emulators; all of it where only that passes, and without one, since what all pins leave is
-    no rounding of a layer's.
+    """How many of the ranking, ``shortest`` at least, pass the search set by both emulators.
 
-    Most prefixes are told by the samples that did worst; what they pass all others must pass too.
-    The second emulator, which opens a session for each plan, is asked about what is left. Copies
-    that all pins miss are set aside where they stand in the way.
+    All of it may use all of the headroom: what it leaves is no rounding of a layer's. Most prefixes
+    are told by the samples that did worst; what they pass all others must pass too. Copies that all
+    pins miss are set aside where they stand in the way.
     """
 
     def within(count: int) -> float:
@@ -125,6 +334,7 @@ def shortest_passing(
         elif not every and not whole(length):
             shortest = length + 1
         else:
+            # The second emulator opens a session for each plan: it is asked about what is left.
             second = search_set.ask_second(frozenset(ranking[:length]), within(length))
             if second is None or second.verdict.passed or every:
                 return length
@@ -138,9 +348,10 @@ def shortest_passing(
 def shrunk(
     search_set: SearchSet, ranked: Sequence[str], within: float, workers: int
 ) -> Mapping[str, Evaluation] | None:
-    """A part of ``ranked`` of which no single pin can be left out on the search set ``within`` that
-    share of the tolerance, each with the evaluation that shows it; None where ``ranked`` does not
-    keep to it itself, or nothing was proved in so many evaluations.
+    """A part of ``ranked`` whose every pin is needed, each with the evaluation that shows it.
+
+    None where ``ranked`` does not keep ``within`` that share of the tolerance itself, or nothing
+    was proved in the evaluations that it may take.
     """
     if not ranked:
         return {}
@@ -167,294 +378,15 @@ def shrunk(
 def final_validation(
     problem: Problem, context: Context, plan: PrecisionPlan, limit: float
 ) -> tuple[Refusal | None, Validation | None]:
-    """What refuses ``plan``, or else what it holds on by both emulators. What FP32 as a whole
-    misses too refuses nothing.
+    """What refuses ``plan``, or else what it holds on by both emulators.
 
-    What an engine decides is tested there: of it the second emulator is asked about the given
-    inputs, while the engine is built.
+    What an engine decides is validated there: of it the second emulator is asked about the given
+    inputs.
     """
-    if context.engine is not None and context.engine.new_evaluations:  # else it repeats another run
-        built = context.plan_for(context.engine, plan)
-        if not context.engine.knows(built):
-            begin(context.opened, built)
-    if context.engine is not None:
-        judges, given = [context.second], context.second_sees
-        return refused_by(problem, context, judges, plan, limit, given), None
-    judges, test = [context.evaluator, context.second], next_test(problem, context)
-    against, validation = put_to_test(
-        problem, context, judges, plan, test, limit, all_in_fp32(problem, plan)
-    )
-    if against is not None:
-        context.refused.add(plan)
-    return against, validation
-
-
-_NEAR = 0.1
-"""A point that is picked is found to a tenth of its pins."""
-
-
-def smaller(
-    problem: Problem,
-    context: Context,
-    search_set: SearchSet,
-    ranking: Sequence[str],
-    left: Sequence[float],
-    room: Headroom,
-    found: RobustSet,
-    refused: int,
-    rounds: int,
-) -> RobustSet:
-    """``found``, or a shorter prefix that passes a test too: a point of the trade-off curve is
-    picked for being small, and what follows a set that was refused is up to twice as large.
-    """
-    try:
-        while rounds and context.engine is None and found.prefix - refused > found.prefix * _NEAR:
-            rounds -= 1
-            middle = (refused + found.prefix) // 2
-            length = shortest_passing(search_set, ranking, room, middle, left)
-            if length is None or length >= found.prefix:
-                break
-            pins = frozenset(ranking[:length])
-            against, validation = final_validation(
-                problem, context, search_set.base.with_pins(pins), room.limit
-            )
-            if against is None:
-                found = RobustSet(pins, {}, room.kept, validation, length, True)
-            else:
-                search_set.add(against)
-                refused = length
-                search_set.forget(below=length + 1)
-    except BudgetSpentError:
-        context.time.search_ended()
-    return found
-
-
-_LOOKS, _LOOKED_AT = 4, 4
-"""Each at some of the inputs that half of the prefix misses."""
-
-_RARE, _FAR, _WORST = 0.25, 4.0, 2
-"""Where half of a prefix misses more of a search set's samples, or by fewer tolerances, it is long
-because the error is spread; where it does not, what misses the worst of them alone is looked for.
-"""
-
-_GUILTY = 0.1
-"""Of the layers: where more miss such a sample alone it is a near tie, and no layer's fault."""
-
-_LONG = 0.5
-"""A prefix of so many of the layers is looked at for values that are not finite, however many
-samples have them."""
-
-
-def without_rare_misses(
-    problem: Problem,
-    context: Context,
-    search_set: SearchSet,
-    ranking: Sequence[str],
-    room: Headroom,
-    shortest: int,
-    strength: Mapping[str, float],
-    length: int,
-) -> tuple[list[str], int]:
-    """A ranking, and its shortest prefix that passes: with those layers further in front that miss
-    the requirement alone on a few inputs, where the prefix has many layers for their sake.
-    """
-    for _ in range(_LOOKS if _each_tells(problem) else 0):
-        half = frozenset(ranking[: length // 2])
-        if length <= MOST_SHRUNK or not half:
-            break
-        missed = _missed(search_set, half, length >= _LONG * len(ranking))
-        again = as_searched(
-            problem, _first_that_miss(problem, context, search_set.base, missed, ranking)
-        )
-        if again == list(ranking):
-            break
-        left = [strength.get(name, 0.0) for name in again]
-        shorter = shortest_passing(search_set, again, room, shortest, left)
-        if shorter is None or shorter >= length:
-            break
-        ranking, length = again, shorter
-    return list(ranking), length
-
-
-def after_refusal(
-    problem: Problem,
-    context: Context,
-    base: PrecisionPlan,
-    refused: Sequence[Refusal],
-    ranking: Sequence[str],
-) -> list[str]:
-    """``ranking`` with those layers first that miss the requirement alone on what new copies
-    refused, where that is few copies by far; else as it is.
-    """
-    if not _each_tells(problem):
-        return list(ranking)
-    size = set_size(problem)
-    far = [r for r in refused if r.score >= _FAR and len(r.samples) <= _RARE * size * r.tested]
-    samples = [sample for refusal in far for sample in refusal.samples[:_WORST]]
-    most = max(1.0, _GUILTY * len(ranking))
-    return as_searched(
-        problem, _first_that_miss(problem, context, base, samples[:_WORST], ranking, most)
-    )
-
-
-def as_searched(problem: Problem, ranking: Sequence[str]) -> list[str]:
-    """``ranking`` with the layers of an older plan first, in their order."""
-    return sorted(ranking, key=lambda name: name not in problem.begin)
-
-
-def _each_tells(problem: Problem) -> bool:
-    """Whether none of the inputs may be missed, and each can be judged by itself."""
-    return problem.settings.share_of_given >= 1.0 and not problem.requirements.tells_of_all
-
-
-def _missed(search_set: SearchSet, pins: frozenset[str], long: bool) -> list[Sample]:
-    """The worst of the samples that ``pins`` miss, where they are few and far off; else, of a
-    ``long`` prefix, some of those with values that are not finite.
-    """
-    scores = search_set.scores(pins)
-    missed = sorted((found for found in scores if not found[1] <= 1.0), key=lambda f: -f[1])
-    if missed and len(missed) <= max(1.0, _RARE * len(scores)) and missed[0][1] >= _FAR:
-        return [sample for sample, _ in missed[:_WORST]]
-    broken = [sample for sample, score in missed if long and not math.isfinite(score)]
-    return evenly(broken, _LOOKED_AT)
-
-
-def _first_that_miss(
-    problem: Problem,
-    context: Context,
-    base: PrecisionPlan,
-    samples: Sequence[Sample],
-    ranking: Sequence[str],
-    most: float = math.inf,
-) -> list[str]:
-    """``ranking`` with the layers first that miss the requirement alone on some of ``samples``,
-    the worst first; as it is where none does, more than ``most`` do by finite scores, or the layers
-    are too many to be asked.
-    """
-    # By count and not by the clock, so that the same command gives the same answer.
-    expected_s = len(samples) * len(ranking) * context.pace.usual_seconds
-    if not samples or expected_s > TIME_BUDGET_S:
-        return list(ranking)
-    rows = SensitivityRows(problem, context, samples, base.with_pins(ranking))
-    rows.take(list(ranking), math.inf)
-    context.further_rows += rows.runs
-    worst = {name: max(score for score, _ in its) for name, its in rows.rows.items()}
-    guilty = {name for name, score in worst.items() if not score <= 1.0}
-    finite = all(math.isfinite(worst[name]) for name in guilty)
-    if finite and len(guilty) > most:
-        return list(ranking)
-    return sorted(ranking, key=lambda name: -worst[name] if name in guilty else 0.0)
-
-
-MAX_ROUNDS = 6
-"""Each ends with a test, or two; a round that was refused makes the next set larger (``longer``),
-by at least 1, 2, 4 ... layers: by one layer a round a small set would not get anywhere."""
-
-
-def search_robustly(
-    problem: Problem,
-    context: Context,
-    base: PrecisionPlan,
-    ranking: Sequence[str],
-    strength: Mapping[str, float],
-    unseen: UnseenInputs,
-    room: Headroom,
-    fewest: int = 0,
-) -> RobustSet | None:
-    """The set, tested; None where even all pins miss the requirement within ``room``."""
-    search_set = SearchSet(problem, context, base, unseen.samples)
-    if unseen.refused is not None:
-        search_set.add(unseen.refused)
-    try:
-        return _in_rounds(problem, context, search_set, ranking, strength, room, fewest)
-    except BudgetSpentError:
-        # The smallest prefix that passed is an answer at any time; its test comes at the end of the
-        # run, as all pins' does where none has passed yet.
-        context.time.search_ended()
-        found = search_set.smallest
-        if found is None or len(found) < fewest:
-            found = frozenset(ranking)
-        return RobustSet(found, {}, room.kept, None, len(found), True)
-
-
-def _in_rounds(
-    problem: Problem,
-    context: Context,
-    search_set: SearchSet,
-    ranking: Sequence[str],
-    strength: Mapping[str, float],
-    room: Headroom,
-    fewest: int,
-) -> RobustSet | None:
-    """The set after rounds of search and test."""
-    ranking = as_searched(problem, ranking)
-    looked = False
-    # An older plan's pins are a guess, from which fewer are tried too.
-    base, shortest, guess = search_set.base, fewest, len(problem.begin)
-    left = [strength.get(name, 0.0) for name in ranking]
-    best: RobustSet | None = None
-    for tried in range(MAX_ROUNDS):
-        length = shortest_passing(search_set, ranking, room, shortest, left, guess)
-        guess = 0
-        if length is None:
-            break
-        if not looked:
-            looked = True
-            ranking, length = without_rare_misses(
-                problem, context, search_set, ranking, room, shortest, strength, length
-            )
-            left = [strength.get(name, 0.0) for name in ranking]
-        refused: list[Refusal] = []
-        ranked = ranking[:length]
-        for candidate in _candidates(problem, context, search_set, ranked, room):
-            if len(candidate.pinned) < fewest:
-                continue
-            plan = base.with_pins(candidate.pinned)
-            pins = counted(len(candidate.pinned), "pin")
-            context.tell(f"{pins}, new copies")
-            against, validation = final_validation(problem, context, plan, room.limit)
-            if against is None and problem.settings.pick is not None and best is not None:
-                found, rounds = replace(candidate, validation=validation), MAX_ROUNDS - tried - 1
-                return smaller(
-                    problem, context, search_set, ranking, left, room, found, best.prefix, rounds
-                )
-            if against is None:
-                return replace(candidate, validation=validation)
-            context.tell(f"{pins} refused by new copies ({against.kind}): the search goes on")
-            refused.append(against)
-        for refusal in refused:
-            search_set.add(refusal)
-        best = RobustSet(frozenset(ranked), {}, room.kept, None, length, True)
-        if length == len(ranking):
-            break
-        again = after_refusal(problem, context, base, refused, ranking)
-        if not set(again[:length]) <= set(ranked):  # else what misses alone is pinned already
-            ranking, left = again, [strength.get(name, 0.0) for name in again]
-            search_set.forget(below=length + 1)
-            continue
-        # A search set that has learnt may still know too little.
-        shortest = longer(left, length, room.kept / refused[-1].score, 2**tried)
-        search_set.forget(below=shortest)
-    return best
-
-
-def _candidates(
-    problem: Problem,
-    context: Context,
-    search_set: SearchSet,
-    ranked: Sequence[str],
-    room: Headroom,
-) -> Iterator[RobustSet]:
-    """What is worth a test: a smaller set of which every pin is proved, then the prefix ``ranked``
-    itself; the prefix alone where it is too long for that, or where a point of the trade-off curve
-    was asked for.
-    """
-    if problem.settings.pick is None and len(ranked) <= MOST_SHRUNK:
-        proof = shrunk(search_set, ranked, room.within(SHRINK_MARGIN), context.evaluator.workers)
-        if proof is not None:
-            pins = frozenset(proof)
-            held_to = room.within(SHRINK_MARGIN)
-            yield RobustSet(pins, proof, held_to, None, len(ranked), False)
-            if len(pins) == len(ranked):
-                return
-    yield RobustSet(frozenset(ranked), {}, room.kept, None, len(ranked), True)
+    if context.engine is None:
+        judges, test = [context.evaluator, context.second], next_test(problem, context)
+        against, validation = put_to_test(problem, context, judges, plan, test, limit)
+        if against is not None:
+            context.refused.add(plan)
+        return against, validation
+    return refused_by(problem, context, [context.second], plan, limit, problem.samples), None

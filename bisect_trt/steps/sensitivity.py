@@ -21,7 +21,7 @@ from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.cache import Row, RowBuffer, content_key
+from bisect_trt.evaluate.cache import Row, content_key
 from bisect_trt.metrics.error_sample import prediction_order
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
@@ -100,12 +100,12 @@ class SensitivityRows:
                 missing.append(name)
             else:
                 found[name].append((float(known[0]), np.frombuffer(known[1], np.float32)))
-        buffer = RowBuffer(context.cache)
         try:
             for name, score, vector in _sensitivities(
                 self._problem, context, sample, missing, reduced
             ):
-                buffer.add(Row(keys[name], "sensitivity", score, vector.tobytes()))
+                row = Row(keys[name], "sensitivity", score, vector.tobytes())
+                context.cache.record_later(row)
                 found[name].append((score, vector))
                 self.runs += 1
                 now = time.monotonic()
@@ -114,7 +114,7 @@ class SensitivityRows:
                 if now > deadline:
                     return False
         finally:
-            buffer.flush()
+            context.cache.record([])
         return True
 
     def _expected(self, deadline: float, now: float) -> int:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 
 from bisect_trt.base.interrupt import BudgetSpentError
-from bisect_trt.base.outcomes import CONFIDENCE, Finding, InputKind, Tally, Validation
+from bisect_trt.base.outcomes import CONFIDENCE, InputKind, Tally, Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import MOST_BYTES, Sample
 from bisect_trt.evaluate.cache import Row
@@ -17,16 +15,15 @@ from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.evaluate.result import SampleResult, SearchSetResult, meets
 from bisect_trt.inputs.samples import ALIKE, FEW_INPUTS
 from bisect_trt.metrics.decisions import is_decision
-from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.statistics import copies_needed, limit_of_inputs, limit_of_sets, lower_bound
 from bisect_trt.model.outputs import decided_outputs
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.search_set import Refusal, missed_by_every
+from bisect_trt.steps.search_set import Refusal, all_in_fp32, missed_by_every
 from bisect_trt.steps.validation_inputs import (
+    REFUSED_TIME_S,
     TestCopies,
     ValidationTest,
-    out_of_reach,
     set_size,
     spared,
     wanted_of_augmented,
@@ -34,146 +31,269 @@ from bisect_trt.steps.validation_inputs import (
     wanted_of_unseen,
 )
 
-_CHUNK, _FOR_ENGINES = 16, 64
-"""So many samples go to one judge after the other; more where a judge's turn costs something, as an
-engine's workers and the opening of sessions do."""
-
+_CHUNK = 16
+_ENGINE_CHUNK = 64
 _CHUNK_BYTES = 16 << 20
-"""Of a large chunk's samples."""
+"""How many samples go to one judge after the other: more to engines, whose workers cost a turn."""
 
-_AHEAD = 2
+_SAMPLES_AHEAD = 2
 """Samples are made while those before them are in work."""
 
 
-def judge_all(
+def put_to_test(
+    problem: Problem,
     context: Context,
     judges: Sequence[Evaluator],
     plan: PrecisionPlan,
-    samples: Iterable[Sample],
-    *,
-    limit: float = math.inf,
-    misses: int = 0,
-    size: int = 1,
-    of: int = 0,
-) -> tuple[SearchSetResult, tuple[Sample, ...]]:
-    """``plan`` on ``samples`` by every judge, the worst of them for each sample."""
-    tally, began = _Tally(limit, size), time.perf_counter()
-    search_set: Sequence[Sample] = ()
-    stream = iter(samples)
-    try:
-        # A few samples are in memory at a time.
-        for search_set in _chunks(context, judges, stream, size):
-            left = misses - len(tally.missed) // size
-            found: list[SearchSetResult] = []
-            asked = search_set
-            for judge in judges:
-                its = context.plan_for(judge, plan)
-                found.append(judge.judge(its, asked, limit=limit, misses=left, size=size))
-                # What refuses a plan ends it for the next judge too.
-                asked = asked[: len(found[-1].results) * size]
-            tally.add(search_set, found[0].names, zip(*(f.results for f in found), strict=False))
-            search_set = ()
-            context.tell(
-                _progress(len(tally.results), of, tally.violating, time.perf_counter() - began)
-            )
-            if math.isfinite(limit) and len(tally.missed) > misses * size:
-                break
-    except BudgetSpentError:
-        if math.isfinite(limit):
-            raise  # half a test is none
-        # Where the time ends a measurement, what it has tested counts: the clock knows no outcome.
-        if size == 1 and not judges[0].requirements.collective:
-            _add_known(context, judges, plan, search_set, stream, tally)
-    return SearchSetResult(plan, tuple(tally.names), tuple(tally.results)), tuple(tally.missed)
+    test: ValidationTest,
+    limit: float,
+) -> tuple[Refusal | None, Validation | None]:
+    """What speaks against ``plan`` (:func:`first_refusal`), or else on what it holds.
 
-
-class _Tally:
-    """The worst judge's result of each set of ``size`` samples; ``missed`` are samples that use
-    more than ``limit`` tolerances, and ``violating`` counts sets that use more than 1.
+    By emulation, copies that FP32 as a whole misses too speak against no plan, and are counted.
     """
+    copies = TestCopies(problem, context, judges, test)
+    every = None if context.engine in judges else all_in_fp32(problem, plan)
+    against = first_refusal(problem, context, judges, plan, copies, limit)
+    aside = dict.fromkeys(InputKind, 0)
+    while against is not None and every is not None:
+        of_no_pins = missed_by_every(problem, context, plan, every, against)
+        if not of_no_pins:
+            break
+        copies.without |= of_no_pins
+        seen = against.tested + aside[against.kind]
+        aside[against.kind] += len(of_no_pins) // set_size(problem)
+        if aside[against.kind] > test.misses:  # no plan passes: a slow model's test ends sooner
+            seconds, least = context.pace.usual_seconds, min(seen, test.copies)
+            copies.test = test.within(problem, seconds, REFUSED_TIME_S, least)
+        against = first_refusal(problem, context, judges, plan, copies, limit)
+    if against is not None:
+        return against, None
+    copies.without.clear()
+    return None, _measured(problem, context, judges, plan, copies)
 
-    def __init__(self, limit: float, size: int) -> None:
-        self._limit, self._size = limit, size
-        self.names: list[str] = []
-        self.results: list[SampleResult] = []
-        self.missed: list[Sample] = []
-        self.violating = 0
 
-    def add(
+def validate(
+    problem: Problem,
+    context: Context,
+    judges: Sequence[Evaluator],
+    plan: PrecisionPlan,
+    test: ValidationTest,
+) -> Validation:
+    """Everything that is claimed of ``plan``, tested."""
+    copies = TestCopies(problem, context, judges, test)
+    # Of what a budget has left no kind leaves nothing to the next, and the report comes after.
+    return _measured(problem, context, judges, plan, copies, of_rest=0.8)
+
+
+def first_refusal(
+    problem: Problem,
+    context: Context,
+    judges: Sequence[Evaluator],
+    plan: PrecisionPlan,
+    copies: TestCopies,
+    limit: float,
+) -> Refusal | None:
+    """What speaks against ``plan``, the given inputs first; None where nothing does.
+
+    It ends with the first miss too many. What the first judge refuses the others are not asked.
+    """
+    size, test = set_size(problem), copies.test
+    for asked in dict.fromkeys((1, len(judges))):
+        some = judges[:asked]
+        against = refused_by(problem, context, some, plan, limit)
+        if against is not None:
+            return against
+        for kind in copies.kinds:
+            made, worst_of = copies.of(kind), WorstOf(context, some, plan)
+            found, missed = worst_of.judge(made, size=size, limit=limit, misses=test.misses)
+            tested, misses = len(found.results), found.missed(limit)
+            may = test.may_miss(problem, tested)
+            if misses > may:
+                spares = may if problem.settings.pick is not None else 0
+                return Refusal(kind, missed, tested, found.score(spares))
+    return None
+
+
+def refused_by(
+    problem: Problem,
+    context: Context,
+    judges: Sequence[Evaluator],
+    plan: PrecisionPlan,
+    limit: float,
+    given: Sequence[Sample] | None = None,
+) -> Refusal | None:
+    """The given inputs that speak against ``plan``; None if enough of them meet the requirement."""
+    given = problem.samples if given is None else given
+    size = min(set_size(problem), len(given))
+    may = spared(problem, InputKind.GIVEN, len(given)) if size == 1 else 0
+    worst_of = WorstOf(context, judges, plan)
+    found, missed = worst_of.judge(given, size=size, limit=limit, misses=may)
+    if found.missed(limit) <= may:
+        return None
+    # What must come down is the worst of those that are not spared.
+    return Refusal(InputKind.GIVEN, missed, len(found.results), found.score(may))
+
+
+class WorstOf:
+    """Judges ``plan`` by all of ``judges``, and takes the worst of them for each sample."""
+
+    def __init__(self, context: Context, judges: Sequence[Evaluator], plan: PrecisionPlan) -> None:
+        self._context, self._judges, self._plan = context, judges, plan
+
+    def judge(
         self,
-        samples: Sequence[Sample],
-        names: Sequence[str],
-        by_judge: Iterable[Sequence[SampleResult]],
-    ) -> None:
-        """Take what every judge found on each set, as far as the last one came."""
-        for place, each in enumerate(by_judge):
-            worst = max(each, key=lambda r: (not meets(r, self._limit), r.score))
-            self.names.append(names[place])
-            self.results.append(worst)
-            self.violating += not meets(worst, min(1.0, self._limit))
-            if not meets(worst, self._limit):
-                self.missed += samples[place * self._size : (place + 1) * self._size]
+        samples: Iterable[Sample],
+        *,
+        size: int = 1,
+        limit: float = math.inf,
+        misses: int = 0,
+    ) -> tuple[SearchSetResult, tuple[Sample, ...]]:
+        """The results of sets of ``size`` samples, and the samples that use more than ``limit``.
+
+        A finite limit makes it a test, which ends with more than ``misses`` of these.
+        """
+        names: list[str] = []
+        results: list[SampleResult] = []
+        missed: list[Sample] = []
+        violating = 0
+        try:
+            # A few samples are in memory at a time.
+            for chunk in self._chunks(samples, size):
+                left = misses - len(missed) // size
+                for place, (name, worst) in enumerate(self._on(chunk, size, limit, left)):
+                    names.append(name)
+                    results.append(worst)
+                    violating += not meets(worst, min(1.0, limit))
+                    if not meets(worst, limit):
+                        missed += chunk[place * size : (place + 1) * size]
+                self._context.tell(f"{len(results)} judged, {violating} violate")
+                if math.isfinite(limit) and len(missed) > misses * size:
+                    break
+        except BudgetSpentError:
+            # Half a test is none. Of a measurement what was tested counts: the clock that ended it
+            # knows no outcome.
+            if math.isfinite(limit):
+                raise
+        return SearchSetResult(self._plan, tuple(names), tuple(results)), tuple(missed)
+
+    def _on(
+        self, chunk: Sequence[Sample], size: int, limit: float, misses: int
+    ) -> Iterator[tuple[str, SampleResult]]:
+        """The name and the worst result of each set, as far as the last judge came."""
+        found: list[SearchSetResult] = []
+        for judge in self._judges:
+            plan = self._context.plan_for(judge, self._plan)
+            found.append(judge.judge(plan, chunk, limit=limit, misses=misses, size=size))
+            # What refuses a plan ends it for the next judge too.
+            chunk = chunk[: len(found[-1].results) * size]
+        by_judge = zip(*(one.results for one in found), strict=False)
+        for name, results in zip(found[0].names, by_judge, strict=False):
+            yield name, max(results, key=lambda r: (not meets(r, limit), r.score))
+
+    def _chunks(self, samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
+        """``samples`` in whole sets, as many at once as the judges like."""
+        context, stream = self._context, iter(samples)
+        for first in stream:
+            each = max(1, first.nbytes)
+            if context.engine in self._judges:
+                at_once = _ENGINE_CHUNK
+            elif context.in_turn:
+                at_once = min(context.samples_a_turn, max(_CHUNK, _CHUNK_BYTES // each))
+            else:
+                # What is made for the reference is still there for the last judge.
+                at_once = min(_CHUNK, max(_SAMPLES_AHEAD, MOST_BYTES // each - _SAMPLES_AHEAD))
+            yield [first, *islice(stream, -(-at_once // size) * size - 1)]
 
 
-def _add_known(
+def _measured(
+    problem: Problem,
     context: Context,
     judges: Sequence[Evaluator],
     plan: PrecisionPlan,
-    search_set: Sequence[Sample],
-    stream: Iterator[Sample],
-    tally: _Tally,
-) -> None:
-    """Count what every judge was asked about before the time ended, up to the first sample that one
-    was not: what one judge alone saw would count only where it missed. That it did is noted.
+    copies: TestCopies,
+    of_rest: float = 1.0,
+) -> Validation:
+    """As :func:`validate`; a kind may spend ``of_rest`` of the time that is left."""
+    size, test = set_size(problem), copies.test
+    wanted_augmented = wanted_of_augmented(problem)
+    worst_of = WorstOf(context, judges, plan)
+    given = worst_of.judge(problem.samples, size=size)[0]
+    alone = given.results
+    if size > 1:  # each was run: nothing is run again; a metric of all of them is not of one
+        singly = () if problem.requirements.tells_of_all else problem.samples
+        alone = worst_of.judge(singly)[0].results
+    holdout_size = size if size == 1 else max(1, len(problem.holdout))
+    with context.time.part(of_rest):  # real inputs come first
+        held_out = worst_of.judge(problem.holdout, size=holdout_size)[0]
+    with context.time.part(0.5 * of_rest if of_rest < 1.0 and wanted_augmented else of_rest):
+        perturbed = worst_of.judge(copies.of(InputKind.PERTURBED), size=size)[0]
+    with context.time.part(of_rest):
+        varied = worst_of.judge(copies.of(InputKind.AUGMENTED), size=size)[0]
+    copied = [*perturbed.results, *varied.results]
+    used_before = wanted_augmented > 0.0 and bool(context.augmented_before(test.stream))
+    return Validation(
+        given=holding(given, None),
+        perturbed=holding(perturbed, test.confidence),
+        augmented=holding(varied, test.confidence),
+        holdout=holding(held_out, CONFIDENCE),
+        wanted=wanted_of_unseen(problem),
+        wanted_of_augmented=wanted_augmented,
+        fitted=problem.settings.fitted,
+        wanted_of_given=wanted_of_given(problem),
+        set_size=size,
+        prediction_limit=prediction_limit_of(problem, context, plan, alone, copied),
+        holdout_size=holdout_size,
+        has_margin=size > 1 or has_margin(problem, plan, copied),
+        copies=(test.stream, test.copies * size),
+        spent=used_before and size == 1 and not varied.results and context.time.left_s > 0.0,
+        alike=len(problem.samples) + len(problem.holdout) < FEW_INPUTS
+        and are_alike(problem, context),
+    )
+
+
+def are_alike(problem: Problem, context: Context) -> bool:
+    """Whether something was said of inputs that are of one kind."""
+    return context.noted(ALIKE) or any(f.kind == ALIKE for f in problem.findings)
+
+
+def holding(search_set: SearchSetResult, confidence: float | None) -> Tally:
+    """What ``search_set`` counts, bounded with ``confidence``; by nothing where that is None."""
+    if not search_set.results:
+        return Tally()
+    passed, tested = search_set.passed(), len(search_set.results)
+    bound = lower_bound(passed, tested, confidence) if confidence is not None else 0.0
+    name, score = search_set.worst
+    return Tally(passed, tested, bound, score, name)
+
+
+def validation_as_known(
+    problem: Problem, context: Context, plan: PrecisionPlan
+) -> Validation | None:
+    """What is known of ``plan`` where there is no time to run it: that it was run on the given
+    inputs; None where it was not.
     """
-
-    def known(sample: Sample) -> list[SampleResult]:
-        found = (judge.known(context.plan_for(judge, plan), sample) for judge in judges)
-        return [result for result in found if result is not None]
-
-    counted = 0
-    with suppress(BudgetSpentError):  # further copies are not made
-        for sample in chain(search_set, stream):
-            told = known(sample)
-            if len(told) < len(judges):
-                break
-            tally.add([sample], [sample.name], [told])
-            counted += 1
-    missed = [
-        (s.name, r.score) for s in search_set[counted:] for r in known(s) if not meets(r, 1.0)
-    ]
-    if missed:
-        name, score = max(missed, key=lambda one: one[1])
-        message = (
-            f"the time ended before every judge was asked about {name}, which is not counted: by "
-            f"one of them it misses ({times(score)})"
-        )
-        context.note(Finding("budget", name, message))
+    judges = [j for j in context.judges if _knows(j, context.plan_for(j, plan), problem.samples)]
+    if context.judge not in judges:
+        return None
+    given = WorstOf(context, judges, plan).judge(problem.samples, size=set_size(problem))[0]
+    return Validation(
+        holding(given, None),
+        Tally(),
+        Tally(),
+        Tally(),
+        wanted_of_unseen(problem),
+        wanted_of_augmented(problem),
+        problem.settings.fitted,
+        wanted_of_given(problem),
+        set_size(problem),
+        unfinished=True,
+    )
 
 
-def _progress(done: int, of: int, violating: int, spent: float) -> str:
-    """How far it is, in words; ``spent`` in seconds."""
-    if not 0 < done < of:
-        return f"{done} judged, {violating} violate"
-    left = spent / done * (of - done)
-    return f"{done} of {of} judged, {violating} violate, about {left:.0f} s left of these"
-
-
-def _chunks(
-    context: Context, judges: Sequence[Evaluator], samples: Iterable[Sample], size: int
-) -> Iterator[list[Sample]]:
-    """``samples`` in whole sets of ``size``, so many at once as the judges like."""
-    stream = iter(samples)
-    for first in stream:
-        each = max(1, first.nbytes)
-        if context.engine in judges:
-            at_once = _FOR_ENGINES
-        elif context.in_turn:
-            at_once = min(context.samples_a_turn, max(_CHUNK, _CHUNK_BYTES // each))
-        else:
-            # What is made for the reference is still there for the last judge.
-            at_once = min(_CHUNK, max(_AHEAD, MOST_BYTES // each - _AHEAD))
-        yield [first, *islice(stream, -(-at_once // size) * size - 1)]
+def _knows(judge: Evaluator, plan: PrecisionPlan, samples: Sequence[Sample]) -> bool:
+    """Whether nothing has to be run to say what ``plan`` shows on ``samples``."""
+    return judge.knows(plan) and all(judge.known(plan, s) is not None for s in samples)
 
 
 _TWO_ANSWERS = 2
@@ -286,244 +406,3 @@ def _floor(problem: Problem, context: Context) -> float:
     floor = problem.requirements.score(exact, exact)
     context.cache.record_later(Row(key, "floor", floor))
     return floor
-
-
-def first_refusal(
-    problem: Problem,
-    context: Context,
-    judges: Sequence[Evaluator],
-    plan: PrecisionPlan,
-    copies: TestCopies,
-    limit: float,
-) -> Refusal | None:
-    """What speaks against ``plan``; None where nothing does. A plan that would just pass may be
-    refused: a test that is going badly ends early.
-
-    What the first judge refuses the others are not asked about. It is the same test: what misses by
-    one of them misses.
-    """
-    size, test = set_size(problem), copies.test
-    for asked in dict.fromkeys((1, len(judges))):
-        some = judges[:asked]
-        against = refused_by(problem, context, some, plan, limit)
-        if against is not None:
-            return against
-        for kind in tuple(copies.kinds):
-            found, missed = on_perturbed(
-                context, some, plan, copies.of(kind), test, limit=limit, size=size
-            )
-            count, misses = len(found.results), found.missed(limit)
-            # Without a miss the first look is enough; where no more could be made fewer tell.
-            may = test.misses if count >= test.copies else test.may_miss(count, problem)
-            if misses > may or (misses > test.may_miss_first and count < test.copies):
-                spares = may if problem.settings.pick is not None and misses > may else 0
-                return Refusal(kind, missed, max(count, copies.seen(kind)), found.score(spares))
-            copies.hear(kind, found)
-    return None
-
-
-def refused_by(
-    problem: Problem,
-    context: Context,
-    judges: Sequence[Evaluator],
-    plan: PrecisionPlan,
-    limit: float,
-    given: Sequence[Sample] | None = None,
-) -> Refusal | None:
-    """The given inputs that speak against ``plan``; None if enough of them meet the requirement."""
-    given = problem.samples if given is None else given
-    size = min(set_size(problem), len(given))
-    may = spared(problem, InputKind.GIVEN, len(given)) if size == 1 else 0
-    found, missed = judge_all(
-        context, judges, plan, given, limit=limit, misses=may, size=size, of=len(given) // size
-    )
-    if found.missed(limit) <= may:
-        return None
-    # What must come down is the worst of those that are not spared.
-    return Refusal(InputKind.GIVEN, missed, len(found.results), found.score(may))
-
-
-def on_perturbed(
-    context: Context,
-    judges: Sequence[Evaluator],
-    plan: PrecisionPlan,
-    samples: Iterable[Sample],
-    test: ValidationTest,
-    *,
-    limit: float = math.inf,
-    size: int,
-) -> tuple[SearchSetResult, tuple[Sample, ...]]:
-    """What :func:`judge_all` finds on a kind's copies: on ``enough`` of them where none missed,
-    else on all. Where ``limit`` makes it a test, until so many did that it is refused.
-    """
-    stream = iter(samples)
-    first = islice(stream, test.enough * size)
-    few, enough = test.may_miss_first, test.enough
-    found, missed = judge_all(
-        context, judges, plan, first, limit=limit, misses=few, size=size, of=enough
-    )
-    seen = found.missed(min(1.0, limit))
-    ended = len(found.results) < test.enough  # no more samples, or no more time
-    if seen == 0 or ended or (math.isfinite(limit) and seen > test.may_miss_first):
-        return found, missed
-    left = test.misses - seen
-    further = test.copies - enough
-    rest = islice(stream, further * size)
-    more, others = judge_all(
-        context, judges, plan, rest, limit=limit, misses=left, size=size, of=further
-    )
-    together = SearchSetResult(plan, found.names + more.names, found.results + more.results)
-    return together, missed + others
-
-
-_OF_REST = 0.8
-"""The part of the time that is left which a kind may spend; the report comes after."""
-
-
-def put_to_test(
-    problem: Problem,
-    context: Context,
-    judges: Sequence[Evaluator],
-    plan: PrecisionPlan,
-    test: ValidationTest,
-    limit: float,
-    every: PrecisionPlan | None = None,
-) -> tuple[Refusal | None, Validation | None]:
-    """What speaks against ``plan`` (:func:`first_refusal`), or else on what it holds. Copies that
-    ``every`` layer pinned misses too speak against no plan; they are counted. Where there are more
-    of them than may miss, no plan passes, and a slow model's test ends sooner.
-    """
-    _foretell(context, judges, plan, test)
-    copies = TestCopies(problem, context, judges, test)
-    against = first_refusal(problem, context, judges, plan, copies, limit)
-    aside = dict.fromkeys(InputKind, 0)
-    while against is not None and every is not None:
-        of_no_pins = missed_by_every(problem, context, plan, every, against)
-        if not of_no_pins:
-            break
-        copies.without |= of_no_pins
-        seen = max(against.tested + aside[against.kind], *map(copies.seen, copies.kinds))
-        aside[against.kind] += len(of_no_pins) // set_size(problem)
-        if aside[against.kind] > copies.test.misses:
-            copies.test = out_of_reach(copies.test, problem, context.pace.usual_seconds, seen)
-        against = first_refusal(problem, context, judges, plan, copies, limit)
-    copies.without.clear()
-    validation = _measured(problem, context, judges, plan, copies) if against is None else None
-    return against, validation
-
-
-def validate(
-    problem: Problem,
-    context: Context,
-    judges: Sequence[Evaluator],
-    plan: PrecisionPlan,
-    test: ValidationTest,
-) -> Validation:
-    """Everything that is claimed of ``plan``, tested."""
-    _foretell(context, judges, plan, test)
-    copies = TestCopies(problem, context, judges, test)
-    return _measured(problem, context, judges, plan, copies, of_rest=_OF_REST)
-
-
-def _foretell(
-    context: Context, judges: Sequence[Evaluator], plan: PrecisionPlan, test: ValidationTest
-) -> None:
-    if context.evaluator in judges:
-        context.emulator.foretell(plan, test.enough)
-
-
-def _measured(
-    problem: Problem,
-    context: Context,
-    judges: Sequence[Evaluator],
-    plan: PrecisionPlan,
-    copies: TestCopies,
-    of_rest: float = 1.0,
-) -> Validation:
-    """As :func:`validate`; a kind may spend ``of_rest`` of the time that is left."""
-    size, test = set_size(problem), copies.test
-    set_count = len(problem.samples) // size
-    given = judge_all(context, judges, plan, problem.samples, size=size, of=set_count)[0]
-    alone = given.results
-    if size > 1:  # each was run: nothing is run again; a metric of all of them is not of one
-        singly = () if problem.requirements.tells_of_all else problem.samples
-        alone = judge_all(context, judges, plan, singly)[0].results
-    apart = size if size == 1 else max(1, len(problem.holdout))
-    several = len(problem.holdout) // apart
-    # Where there is a budget none of the kinds leaves nothing to the next; real inputs come first.
-    with context.time.part(of_rest):
-        held_out = judge_all(context, judges, plan, problem.holdout, size=apart, of=several)[0]
-    both = of_rest < 1.0 and wanted_of_augmented(problem) > 0.0
-    with context.time.part(0.5 * of_rest if both else of_rest):
-        perturbed = on_perturbed(
-            context, judges, plan, copies.of(InputKind.PERTURBED), test, size=size
-        )[0]
-    with context.time.part(of_rest):
-        varied = on_perturbed(
-            context, judges, plan, copies.of(InputKind.AUGMENTED), test, size=size
-        )[0]
-    all_copied = [*perturbed.results, *varied.results]
-    known = wanted_of_augmented(problem) > 0.0 and bool(context.augmented_before(test.stream))
-    spent = known and size == 1 and not varied.results and context.time.left_s > 0.0
-    return Validation(
-        given=holding(given, None),
-        perturbed=holding(perturbed, test.confidence),
-        augmented=holding(varied, test.confidence),
-        holdout=holding(held_out, CONFIDENCE),
-        wanted=wanted_of_unseen(problem),
-        wanted_of_augmented=wanted_of_augmented(problem),
-        fitted=problem.settings.fitted,
-        wanted_of_given=wanted_of_given(problem),
-        set_size=size,
-        prediction_limit=prediction_limit_of(problem, context, plan, alone, all_copied),
-        holdout_size=apart,
-        has_margin=size > 1 or has_margin(problem, plan, all_copied),
-        copies=(test.stream, test.copies * size),
-        spent=spent,
-        alike=len(problem.samples) + len(problem.holdout) < FEW_INPUTS
-        and are_alike(problem, context),
-    )
-
-
-def are_alike(problem: Problem, context: Context) -> bool:
-    """Whether something was said of inputs that are of one kind."""
-    return context.noted(ALIKE) or any(f.kind == ALIKE for f in problem.findings)
-
-
-def holding(search_set: SearchSetResult, confidence: float | None) -> Tally:
-    """What ``search_set`` counts, bounded with ``confidence``; by nothing where that is None."""
-    if not search_set.results:
-        return Tally()
-    passed, tested = search_set.passed(), len(search_set.results)
-    bound = lower_bound(passed, tested, confidence) if confidence is not None else 0.0
-    name, score = search_set.worst
-    return Tally(passed, tested, bound, score, name)
-
-
-def validation_as_known(
-    problem: Problem, context: Context, plan: PrecisionPlan
-) -> Validation | None:
-    """What is known of ``plan`` where there is no time to run it: that it was run on the given
-    inputs; None where it was not.
-    """
-    judges = [j for j in context.judges if _knows(j, context.plan_for(j, plan), problem.samples)]
-    if context.judge not in judges:
-        return None
-    given = judge_all(context, judges, plan, problem.samples, size=set_size(problem))[0]
-    return Validation(
-        holding(given, None),
-        Tally(),
-        Tally(),
-        Tally(),
-        wanted_of_unseen(problem),
-        wanted_of_augmented(problem),
-        problem.settings.fitted,
-        wanted_of_given(problem),
-        set_size(problem),
-        unfinished=True,
-    )
-
-
-def _knows(judge: Evaluator, plan: PrecisionPlan, samples: Sequence[Sample]) -> bool:
-    """Whether nothing has to be run to say what ``plan`` shows on ``samples``."""
-    return judge.knows(plan) and all(judge.known(plan, s) is not None for s in samples)

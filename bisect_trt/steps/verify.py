@@ -1,9 +1,8 @@
-"""``verify``: does a plan still hold, for new weights or new inputs? One answer, made for release
-gates.
+"""``verify``: does a plan still hold, for new weights or new inputs? One answer, for release gates.
 
-The plan is executed by both emulators and, where one can run, by the engine; the typed model's
-types are checked against it, by ONNX's own inference and by TensorRT's parser where that is
-installed; and the forms in which older versions are told of the pins are read back.
+The plan is executed by both emulators and, where one can run, by the engine. The typed model's
+types are checked against it, and the forms in which older versions are told of the pins are read
+back.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import times
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.lifted import load_source
-from bisect_trt.model.load import values_aside
 from bisect_trt.model.precision_rules import STORAGE_TYPE
 from bisect_trt.model.save import file_form
-from bisect_trt.model.tensor_types import infer_types
+from bisect_trt.model.tensor_types import infer_types, skeleton
 from bisect_trt.model.typed import to_typed
 from bisect_trt.model.weak_typing import (
     OF_FUNCTIONS,
@@ -62,6 +60,9 @@ from bisect_trt.steps.validation_inputs import VERIFYING, WANTED, planned_test
 _NO_SHAPE = "Field 'shape' of 'type' is required"
 PARSER = "bisect_trt.runners.tensorrt.worker:ParsingWorker"
 
+GOLDEN = "golden outputs"
+"""The check of the reference, not of the plan."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -74,9 +75,45 @@ class Check:
     detail: str
 
 
-def check_forms(problem: Problem, plan: PrecisionPlan) -> list[Check]:
-    """Whether each form in which a runtime is told of ``plan`` says what it says."""
-    return [_typed(problem.graph, plan), _parsed(problem, plan), *_written(problem, plan)]
+@dataclass(frozen=True)
+class Verification:
+    """``passed`` if the runner that decides meets the requirements and nothing that was looked at
+    contradicts the plan. ``notes`` say what became of the inputs that were given. ``folder`` is
+    where its cache is, ``seconds`` what it took.
+    """
+
+    plan: PrecisionPlan
+    checks: Sequence[Check]
+    requirements: Sequence[str] = field(default_factory=tuple)
+    validation: Validation | None = None
+    notes: Sequence[str] = field(default_factory=tuple)
+    model: str = ""
+    folder: Path = Path()
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """No check failed."""
+        return all(check.validation is not False for check in self.checks)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer for machines."""
+        validation = None
+        if self.validation is not None:
+            validation = {n: v for n, v in asdict(self.validation).items() if n != "copies"}
+        return {
+            "passed": self.passed,
+            "model": self.model,
+            "plan": {"base": self.plan.base.value, "pinned": sorted(self.plan.pinned)},
+            "requirements": list(self.requirements),
+            "checks": [vars(c) for c in self.checks],
+            "validation": validation,
+            "verdict": word_of(self.validation),
+            "notes": list(self.notes),
+        }
 
 
 def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
@@ -88,37 +125,33 @@ def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
     complaint = _complaint(typed)
     if complaint and not _complaint(graph.proto):
         return Check(what, False, f"ONNX's own check refuses it: {complaint}")
-    scope = infer_types(typed)
+    scope, reduced_type = infer_types(typed), STORAGE_TYPE[plan.base]
     made_by = {node.name: node for node in typed.graph.node}
-    wrong, counts = [], {TensorProto.FLOAT: 0, STORAGE_TYPE[plan.base]: 0}
+    counts = {TensorProto.FLOAT: 0, reduced_type: 0}
     for layer in graph.layers_at(plan.base):
         if layer.name not in made_by:
             continue
-        wanted = TensorProto.FLOAT if layer.name in plan.pinned else STORAGE_TYPE[plan.base]
+        wanted = TensorProto.FLOAT if layer.name in plan.pinned else reduced_type
         made, role = made_by[layer.name], graph.role(layer.index, plan.base)
         found = [scope.type_of(made.output[slot]) for slot in role.reduced_out]
         if any(t in counts and t != wanted for t in found):
-            wrong.append(layer.name)
+            said = f"layer {layer.name!r} has another type than the plan says"
+            return Check(what, False, said)
         counts[wanted] += 1
-    if wrong:
-        return Check(what, False, f"layer {wrong[0]!r} has another type than the plan says")
-    kept, reduced = counts[TensorProto.FLOAT], counts[STORAGE_TYPE[plan.base]]
-    said = f"{counted(kept, 'layer')} FLOAT, {reduced} {plan.base.value.upper()}"
+    kept = counted(counts[TensorProto.FLOAT], "layer")
+    said = f"{kept} FLOAT, {counts[reduced_type]} {plan.base.value.upper()}"
     if complaint:
         said += f"; ONNX's own check refuses it as it does the source model ({complaint})"
     return Check(what, True, said)
 
 
 def _complaint(model: onnx.ModelProto) -> str:
-    """What ONNX's own check, with its type inference, says against ``model``; empty for nothing.
-
-    An output without a declared shape is legal for every runtime, and no complaint.
-    """
-    model = values_aside(model)
+    """What ONNX's own check says against ``model``; empty for nothing."""
+    model = skeleton(model)  # weights may be too many for ONNX's own tools
     try:
         onnx.checker.check_model(model)
     except Exception as error:  # the library has its own classes for each of its checks
-        if _NO_SHAPE not in str(error):
+        if _NO_SHAPE not in str(error):  # which every runtime takes
             return one_line(error, 160)
     try:
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
@@ -170,20 +203,22 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
 
 
 def _written(problem: Problem, plan: PrecisionPlan) -> list[Check]:
-    """The two forms of weak typing, read back: the pins they name are the plan's, as TensorRT's
-    parser calls them.
+    """The two forms of weak typing, read back: they name the plan's pins, as TensorRT's parser
+    calls them.
     """
     checks, graph = [], problem.graph
-    if problem.lifted:
-        said = "the source is reduced already: weak typing cannot keep its layers in FP32"
-        return [Check(what, None, said) for what in ("trtexec arguments", "polygraphy script")]
     pins = plan.pinned if plan.base.is_storage else frozenset[str]()
+    refused = ""
+    if problem.lifted:
+        refused = "the source is reduced already: weak typing cannot keep its layers in FP32"
+    elif pins and problem.model.written_out:
+        refused = OF_FUNCTIONS
     for what, write, read in (
         ("trtexec arguments", trtexec_arguments, pins_of_trtexec),
         ("polygraphy script", polygraphy_script, pins_of_script),
     ):
-        if pins and problem.model.written_out:
-            checks.append(Check(what, None, OF_FUNCTIONS))
+        if refused:
+            checks.append(Check(what, None, refused))
             continue
         try:
             found = read(write(graph, replace(plan, pinned=pins, held=frozenset())))
@@ -191,58 +226,11 @@ def _written(problem: Problem, plan: PrecisionPlan) -> list[Check]:
         except BadInputError as error:
             checks.append(Check(what, None, one_line(error, 160)))
             continue
-        validation = found == expected
         said = f"names {counted(len(found), 'pin')}"
-        detail = said if validation else f"{said}, the plan has {len(pins)}"
-        checks.append(Check(what, validation, detail))
+        if found != expected:
+            said += f", the plan has {len(pins)}"
+        checks.append(Check(what, found == expected, said))
     return checks
-
-
-GOLDEN = "golden outputs"
-"""The check of the reference, not of the plan."""
-
-
-@dataclass(frozen=True)
-class Verification:
-    """``passed`` if the runner that decides meets the requirements and nothing that was looked at
-    contradicts the plan. ``notes`` say what became of the inputs that were given. ``folder`` is
-    where its cache is, ``seconds`` what it took.
-    """
-
-    plan: PrecisionPlan
-    checks: Sequence[Check]
-    requirements: Sequence[str] = field(default_factory=tuple)
-    validation: Validation | None = None
-    notes: Sequence[str] = field(default_factory=tuple)
-    model: str = ""
-    folder: Path = Path()
-    seconds: float = 0.0
-
-    @property
-    def passed(self) -> bool:
-        """No check failed."""
-        return all(check.validation is not False for check in self.checks)
-
-    def __bool__(self) -> bool:
-        return self.passed
-
-    def as_json(self) -> dict[str, Any]:
-        """The answer for machines."""
-        return {
-            "passed": self.passed,
-            "model": self.model,
-            "plan": {"base": self.plan.base.value, "pinned": sorted(self.plan.pinned)},
-            "requirements": list(self.requirements),
-            "checks": [vars(c) for c in self.checks],
-            "validation": self._validation_json(),
-            "verdict": word_of(self.validation),
-            "notes": list(self.notes),
-        }
-
-    def _validation_json(self) -> dict[str, Any] | None:
-        if self.validation is None:
-            return None
-        return {name: value for name, value in asdict(self.validation).items() if name != "copies"}
 
 
 @within_threads
@@ -272,27 +260,29 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         if settings.augmented != "auto":  # kinds that were named and make none are refused now
             next(augmented(problem, context, SEARCH_STREAM, 1), None)
             context.augmented_of(SEARCH_STREAM).clear()  # no search has it
-        # Before the emulators have sessions: of many nodes ONNX's own checks take as much as one.
-        forms = check_forms(problem, saved.plan)
-        checks = [*_golden(problem, context), *_judgements(context, saved.plan), *forms]
+        plan = saved.plan
+        checks = [
+            *_golden(problem, context),
+            *_judgements(context, plan),
+            _typed(problem.graph, plan),
+            _parsed(problem, plan),
+            *_written(problem, plan),
+        ]
         others = (PrecisionPlan(Precision.FP32), problem.base)
-        evaluations = [context.evaluator.evaluate(plan) for plan in (saved.plan, *others)]
+        evaluations = [context.evaluator.evaluate(one) for one in (plan, *others)]
         context.pace.took(quickest_s(evaluations, len(problem.samples)))
         test = planned_test(problem, VERIFYING, context.pace.usual_seconds, last=True)
-        validation = validate(problem, context, context.judges, saved.plan, test)
-        validation = replace(validation, fitted=saved.fitted)
-        # What was said when it was loaded is not in the answer: a plan of a model that is reduced
-        # already holds whatever is wrong with it.
-        notes = [f.message for f in problem.findings if f.kind == "copies" or f.weighty]
+        validation = validate(problem, context, context.judges, plan, test)
         return Verification(
-            saved.plan,
-            checks,
-            problem.requirements.texts,
-            validation,
-            notes,
-            problem.model.name,
-            context.folder,
-            time.perf_counter() - began,
+            plan=plan,
+            checks=checks,
+            requirements=problem.requirements.texts,
+            validation=replace(validation, fitted=saved.fitted),
+            # A plan of a model that is reduced already holds whatever is wrong with it.
+            notes=[f.message for f in problem.findings if f.kind == "copies" or f.weighty],
+            model=problem.model.name,
+            folder=context.folder,
+            seconds=time.perf_counter() - began,
         )
 
 

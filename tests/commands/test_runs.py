@@ -303,6 +303,7 @@ def test_what_is_known_is_written_though_interrupted(
     assert (tmp_path / "run" / "model.typed.onnx").exists()
 
 
+@pytest.mark.slow
 def test_a_looser_requirement_takes_pins_from_an_older_plan(tmp_path: Path) -> None:
     fixture = residual()
     options = {"robust": 0.95, "augmented": "none"}
@@ -336,6 +337,7 @@ def test_a_search_begun_at_an_older_plan_is_tested_on_other_draws(tmp_path: Path
     assert len(varied[0] & varied[1]) <= 4 < 20 == len(varied[0]) == len(varied[1])
 
 
+@pytest.mark.slow
 def test_a_search_begun_at_an_older_plan_keeps_nothing_apart_that_chose_its_pins(
     tmp_path: Path,
 ) -> None:

@@ -40,45 +40,6 @@ def test_a_limit_of_the_process_counts(kind: str) -> None:
     assert later <= empty - (200 << 20)
 
 
-ARENAS = """
-import ctypes, os, sys, threading
-from bisect_trt.base.limits import share_arenas
-# Of more cores there may be more.
-os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-if sys.argv[1] == "shared":
-    share_arenas()
-libc = ctypes.CDLL(None)
-libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
-libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
-libc.fclose.argtypes = [ctypes.c_void_p]
-everybody = threading.Barrier(4)
-def allocate():
-    everybody.wait()  # of threads one after the other, each takes what the last one left
-    libc.malloc(100_000)
-    everybody.wait()
-threads = [threading.Thread(target=allocate) for _ in range(4)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-told = libc.fopen(sys.argv[2].encode(), b"w")
-libc.malloc_info(0, told)
-libc.fclose(told)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a setting of GNU's C library")
-def test_threads_share_their_arenas(tmp_path: Path) -> None:
-    def arenas(how: str) -> int:
-        told = tmp_path / how
-        subprocess.run(
-            [sys.executable, "-c", ARENAS, how, str(told)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            check=True,
-        )
-        return told.read_text().count("<heap nr=")
-
-    assert arenas("shared") <= 2 < arenas("each")
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="a process' own peak is told by Linux")
 def test_a_peak_is_the_process_own_and_not_of_whoever_started_it() -> None:
     told = "from bisect_trt.base.limits import peak_bytes; print(peak_bytes())"

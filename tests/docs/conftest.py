@@ -35,7 +35,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gate = next(b for b in blocks_of(ROOT / "docs" / "gate.md") if b.title == "bisect.toml")
     (folder / "bisect.toml").write_text(gate.text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bisect_trt.steps.validation_inputs._FURTHER", 0.0)
+        patch.setattr("bisect_trt.steps.validation_inputs.MISSES_TIME_S", 0.0)
         patch.chdir(folder)
         first = "bisect-trt run model.onnx --input real.npz --requirement 'max_abs<=2e-3'"
         ran(first, "")

@@ -15,7 +15,7 @@ from bisect_trt.cli import main
 from tests.docs.pages import ROOT
 
 AS_WRITTEN = {
-    "docs/holds.md",
+    "docs/validation.md",
     "docs/get-started.md",
     "docs/report.md",
     "docs/cases/2-encoder.md",

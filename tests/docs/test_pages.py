@@ -25,6 +25,7 @@ NOT_MADE = {"engines.csv", "cures.csv", "model.cured.onnx", "x.npz", "inputs.jso
 _FILE = re.compile(r"[\w./*-]+\.(?:onnx|json|html|md|csv|xml|sqlite|npz|toml|yml)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_what_a_page_tells_to_do_works(
     page: Path,

@@ -76,7 +76,7 @@ def test_the_page_of_run_json_has_every_key(hooks: ModuleType) -> None:
         assert f"| `{name}` |" in page
         for inner in its.get("properties", {}):
             assert f"| `{name}.{inner}` |" in page
-    assert "| `holds.given.lower_bound` |" in page
+    assert "| `validation.given.lower_bound` |" in page
 
 
 def test_every_cause_and_exit_code_is_explained() -> None:
@@ -122,11 +122,11 @@ def test_the_site_shows_the_files_that_the_page_of_ci_links_to(hooks: ModuleType
 
 def test_links_lead_to_the_site_s_pages_or_to_none(hooks: ModuleType) -> None:
     text = (
-        "[a](../benchmarks/results/validation.md) [b](../docs/holds.md#the-word) "
+        "[a](../benchmarks/results/validation.md) [b](../docs/validation.md#the-word) "
         "[c](../CHANGELOG.md) [d](../Makefile) [e](https://example.org)"
     )
     assert hooks.on_page_markdown(text, page_at("index.md")) == (
-        "[a](figures/validation.md) [b](holds.md#the-word) "
+        "[a](figures/validation.md) [b](validation.md#the-word) "
         "[c](changelog.md) d (`Makefile`) [e](https://example.org)"
     )
     problem = "[a](../../benchmarks/results/validation.md) [b](README.md) [c](../report.md)"

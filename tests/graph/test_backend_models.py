@@ -93,6 +93,7 @@ def _switched_wrongly(problem: Any, layers: list[str]) -> Iterator[str]:
         yield "with switches, all layers pinned, it differs"
 
 
+@pytest.mark.slow
 def test_node_models(capsys: pytest.CaptureFixture[str]) -> None:
     count = with_layers = 0
     invalid_sources, problems = [], []

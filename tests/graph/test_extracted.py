@@ -134,6 +134,7 @@ def test_pieces_of_the_fixtures(make: Any, tmp_path: Path) -> None:
             check(extractor, recorded, frozenset(kept))
 
 
+@pytest.mark.slow
 def test_single_nodes_of_onnx_s_backend_models(tmp_path: Path) -> None:
     """Models of several nodes, some of which are cut out alone; a node whose border is no tensor
     (sequences, optionals) cannot be.

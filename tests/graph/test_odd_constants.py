@@ -17,7 +17,7 @@ from bisect_trt.cli import main
 from bisect_trt.model.layers import node_names
 from bisect_trt.model.load import load_model
 from bisect_trt.model.save import save_model
-from bisect_trt.model.tensor_values import Place, array_of, put_at, size_of, subgraphs_of
+from bisect_trt.model.tensor_values import Place, array_of, chunks_of, put_at, size_of
 
 FLOAT = TensorProto.FLOAT
 
@@ -133,7 +133,7 @@ def test_what_is_put_into_a_file_has_as_many_bytes_as_it_needs(bits: int, tmp_pa
         pytest.skip("this onnx has no such type")
     values = [int(v) for v in np.random.default_rng(0).integers(0, 2**bits, 33)]
     tensor = helper.make_tensor("q", getattr(TensorProto, f"UINT{bits}"), [33], values)
-    held = b"".join(subgraphs_of(tensor))
+    held = b"".join(chunks_of(tensor))
     assert size_of(tensor) == len(held) == -(-33 * bits // 8)
     (tmp_path / "q").write_bytes(held)
     before = numpy_helper.to_array(tensor)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.metrics import errors
 from bisect_trt.metrics.errors import mean_of, tensor_error, worst_of
 from bisect_trt.metrics.parser import load_metrics, parse_requirements
 
@@ -24,7 +23,7 @@ def test_metrics_are_numpys(reference: np.ndarray, candidate: np.ndarray) -> Non
     got = tensor_error(reference, candidate)
     ref, error = reference.astype(np.float64), np.abs(candidate.astype(np.float64) - reference)
     assert got.max_abs == error.max() and got.mean_abs == pytest.approx(error.mean())
-    assert got.median_abs == np.median(error) and got.rmse == pytest.approx(
+    assert got.median_abs == pytest.approx(np.median(error)) and got.rmse == pytest.approx(
         np.sqrt((error**2).mean())
     )
     assert (got.ref_min, got.ref_max, got.finite) == (ref.min(), ref.max(), True)
@@ -52,11 +51,7 @@ def test_infinities_of_the_reference_are_no_error_but_new_ones_are() -> None:
     assert got.nonfinite == 1 and got.max_abs == 0.5
 
 
-@pytest.mark.parametrize("many", [1 << 22, 1])  # at once, and block by block
-def test_the_range_is_the_reference_s_whatever_became_of_it(
-    many: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(errors, "MANY", many)
+def test_the_range_is_the_reference_s_whatever_became_of_it() -> None:
     reference = np.float32([1, -7e4, np.inf, 9e4])
     for candidate in ([1, -7e4, np.inf, 9e4], [1, -np.inf, np.inf, np.inf], [np.nan] * 4):
         got = tensor_error(reference, np.float32(candidate))
@@ -218,3 +213,8 @@ def test_conditions_are_told_on_the_inputs_that_count() -> None:
 def test_a_bound_beyond_all_numbers_is_refused(text: str) -> None:
     with pytest.raises(BadInputError, match="too large"):
         parse_requirements([text], ["y"])
+
+
+def test_errors_whose_squares_leave_float64_are_misses() -> None:
+    found = tensor_error(np.float64([1e200, 1.0]), np.float64([2e200, 1.0]))
+    assert found.max_abs == 1e200 and found.rmse == math.inf and found.snr_db == -math.inf

@@ -13,7 +13,7 @@ from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.evaluator import Execution
+from bisect_trt.evaluate.evaluator import Criteria, Execution
 from bisect_trt.metrics.parser import parse_requirements
 
 OUTPUTS = {"y": np.zeros(2, np.float32)}
@@ -54,9 +54,9 @@ class Runner:
 def run(runner: Runner) -> str:
     """A point for each sample that was answered, a cross for each that was not."""
     asked = parse_requirements(["max_abs<=1"], ["y"], {}, {})
-    execution = Execution(runner, References(), asked, None, 1.0, lambda: None)  # type: ignore[arg-type]
+    execution = Execution(runner, Criteria(References(), asked))  # type: ignore[arg-type]
     samples = [Sample(str(number), {}) for number in range(COUNT)]
-    found = execution.run(PrecisionPlan("fp16"), samples, None)
+    found = execution.run(PrecisionPlan("fp16"), samples)
     return "".join("." if result.errors else "X" for result in found)
 
 

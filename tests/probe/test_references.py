@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate import references as module
 from bisect_trt.evaluate.references import References
 from bisect_trt.model.graph import Graph
 from bisect_trt.runners.reference import Reference
@@ -25,11 +24,10 @@ def test_each_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return dict(compute(sample))
 
     monkeypatch.setattr(reference, "outputs", counted)
-    monkeypatch.setattr(module, "_MOST_BYTES", 1)
     folder = tmp_path / "references.tmp"
     folder.mkdir()
     (folder / "left.npz").write_text("what a killed run left")
-    found = References(reference, folder)
+    found = References(reference, folder, memory_bytes=1)
     assert not folder.exists()
     name, array = next(iter(fixture.inputs.items()))
     samples = [Sample(str(i), {name: array + np.float32(i)}) for i in range(4)]
@@ -56,7 +54,8 @@ def test_what_is_drawn_may_come_from_elsewhere(tmp_path: Path) -> None:
         asked.append(sample.name)
         return {"quick": np.zeros(1, np.float32)}
 
-    found = References(Reference(Graph(fixture.model)), tmp_path, quick)
+    found = References(Reference(Graph(fixture.model)), tmp_path)
+    found.use_for_copied(quick)
     given, copied = Sample("given", {name: array}), Sample("drawn", {name: array + 1}, True)
     assert "quick" not in found.of(given) and "quick" in found.of(copied)
     assert "quick" in found.of(copied) and asked == ["drawn"]
@@ -74,7 +73,8 @@ def test_a_session_that_will_be_asked_again_stays_open(
     found = References(reference, tmp_path, lasting=lasting)
     found.prepare([Sample("given", fixture.inputs)], lambda: None)
     assert len(released) == (not lasting)
-    elsewhere = References(reference, tmp_path, lambda _: {}, lasting=lasting)
+    elsewhere = References(reference, tmp_path, lasting=lasting)
+    elsewhere.use_for_copied(lambda _: {})
     elsewhere.prepare([Sample("given", fixture.inputs)], lambda: None)
     assert len(released) == 1 + (not lasting), "copies come from elsewhere"
     monkeypatch.setattr(reference.turns, "one_at_a_time", True)
@@ -83,20 +83,17 @@ def test_a_session_that_will_be_asked_again_stays_open(
     assert len(released) == 2 + (not lasting), "another needs the room"
 
 
-def test_what_was_drawn_takes_no_more_of_the_disk_than_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_drawn_takes_no_more_of_the_disk_than_is_said(tmp_path: Path) -> None:
     """A model with outputs of 4 MB filled the disk by 900 MB in eight seconds."""
     fixture = healthy()
     name, array = next(iter(fixture.inputs.items()))
     given = Sample("given", {name: array})
     one = sum(a.nbytes for a in Reference(Graph(fixture.model)).outputs(given).values())
-    monkeypatch.setattr(module, "_MOST_BYTES", 0)
-    monkeypatch.setattr(module, "_MOST_COPIES", 3 * one)
-    found = References(Reference(Graph(fixture.model)), tmp_path / "kept")
+    reference, folder = Reference(Graph(fixture.model)), tmp_path / "kept"
+    found = References(reference, folder, memory_bytes=0, copies_bytes=3 * one)
     copied = [Sample(str(n), {name: array + np.float32(n + 1)}, True) for n in range(8)]
     for sample in (given, *copied):
         found.of(sample)
-    left = {path.name.partition("-")[0] for path in (tmp_path / "kept").iterdir()}
+    left = {path.name for path in (tmp_path / "kept").iterdir()}
     assert left == {given.digest, *(s.digest for s in copied[:3])}
     assert found.of(copied[0]).keys() == found.of(given).keys()

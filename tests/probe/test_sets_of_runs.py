@@ -16,7 +16,7 @@ from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.cache import Cache
-from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.evaluator import Criteria, Evaluator
 from bisect_trt.evaluate.references import References
 from bisect_trt.metrics.parser import parse_requirements
 from bisect_trt.model.graph import Graph
@@ -60,7 +60,7 @@ def evaluator(tmp_path: Path) -> Callable[[Runner], Evaluator]:
 
     def made(runner: Runner) -> Evaluator:
         references = References(Reference(graph, "m"), tmp_path / "references")
-        return Evaluator(runner, SAMPLES, references, asked, cache, "run", None)
+        return Evaluator(runner, SAMPLES, Criteria(references, asked), cache, "run")
 
     return made
 

@@ -16,4 +16,4 @@ def test_a_spared_sample_is_not_named_and_a_set_has_none(score: float | None, na
     errors = {"y": tensor_error(np.ones(4), np.ones(4) * 1.1)}
     samples = [SampleResult(Verdict.FAIL, s, (s,), errors, 0.1, "") for s in (9.0, 2.0, 1.5)]
     plan, names = PrecisionPlan("fp16"), ["a", "b", "c"]
-    assert Evaluation.over(plan, "r", samples, {}, score=score, names=names).worst_on == name
+    assert Evaluation.over(plan, "r", samples, score=score, names=names).worst_on == name

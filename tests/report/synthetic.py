@@ -233,5 +233,5 @@ def _tradeoff() -> pd.DataFrame:
             passed = tested * place // (len(TRADEOFF) - 1)
             row |= {f"{kind}_passed": passed, f"{kind}_tested": tested}
             row |= {f"{kind}_share": passed / tested, f"{kind}_lower_bound": 0.5}
-        rows.append({**row, "worst_score": 3.0 - place, "latency_ms": 1.0, "relative_bytes": 1.2})
+        rows.append({**row, "worst_score": 3.0 - place, "latency_ms": 1.0})
     return pd.DataFrame(rows)

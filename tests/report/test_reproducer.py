@@ -21,10 +21,10 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.reduction.oracle import Allowance, Budget, EngineTrials
-from bisect_trt.reduction.reduce import SMALL, Reduced, reduce_subgraph
+from bisect_trt.reduction.reduce import Reduced, reduce_subgraph
 from bisect_trt.report.reduced import FOLDER, write_reproducer
 from bisect_trt.runners.reference import outputs_of
-from bisect_trt.runners.tensorrt.worker import BuildOnlyRunner
+from bisect_trt.runners.tensorrt.runner import BuildOnlyRunner
 from tests.conftest import HANG_S
 from tests.networks import branching
 from tests.planted import PlantedRunner, residual
@@ -110,33 +110,6 @@ def test_the_script_stands_alone(tmp_path: Path) -> None:
         assert done.stdout.startswith("cannot be run here: ") and done.stderr == ""
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16])
-def test_seeded_weights_come_out_of_the_script(tmp_path: Path, precision: Precision) -> None:
-    """12 MB of weights: a small folder, and the script writes the very numbers."""
-    found, folder = reduced(2, channels=600, size=2, precision=precision), tmp_path / "r"
-    assert found.seeded
-    write_reproducer(found, folder, "x")
-    assert sum(p.stat().st_size for p in folder.iterdir()) < SMALL // 10
-    assert "drawn from a seed" in (folder / "README.md").read_text()
-    assert run(folder).returncode == (0 if has_gpu() else 3)
-    stored = {t.name: t for t in onnx.load(folder / "model.onnx").graph.initializer}
-    for tensor in found.model.graph.initializer:
-        assert stored[tensor.name].raw_data == tensor.raw_data
-        assert stored[tensor.name].data_type == tensor.data_type
-
-
-def test_without_an_engine_a_script_writes_the_seeded_weights(tmp_path: Path) -> None:
-    """Of a check's subgraph nobody wrote them, and model.onnx could not be loaded."""
-    found, folder = replace(reduced(2, channels=600, size=2), versions={}), tmp_path / "r"
-    write_reproducer(found, folder, "x")
-    assert not (folder / "run.py").exists()
-    assert "`weights.py` writes them" in (folder / "README.md").read_text()
-    done = subprocess.run([sys.executable, str(folder / "weights.py")], check=False)
-    assert done.returncode == 0
-    again = outputs_of(onnx.load(folder / "model.onnx"), found.sample.arrays, "again")
-    assert all(np.array_equal(again[n], a) for n, a in found.expected.items())
-
-
 @pytest.mark.parametrize(
     ("recurrent", "words", "most"),
     [
@@ -168,11 +141,8 @@ def test_a_reproducer_takes_the_place_of_another_and_of_nothing_else(tmp_path: P
     folder.mkdir()
     FOLDER.check(folder)  # empty
     write_reproducer(found, folder, "first")
-    (folder / "model.weights").write_bytes(b"run.py wrote it")
-    FOLDER.check(folder)
     write_reproducer(found, folder, "second")
     assert "second" in (folder / "README.md").read_text()
-    assert not (folder / "model.weights").exists()
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(BadInputError, match=r"holds notes\.txt, which no"):
         FOLDER.check(folder)

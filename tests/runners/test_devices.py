@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
@@ -19,9 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt.base.errors import (
-    BisectError,
     MachineError,
-    RunnerFailedError,
     RunnerUnavailableError,
     is_gpu_failure,
 )
@@ -29,14 +27,13 @@ from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.cli import main
-from bisect_trt.evaluate.cache import Cache
 from bisect_trt.graph import list_layers
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
 from bisect_trt.model.tensor_values import place_of
 from bisect_trt.runners import device as ort_devices
 from bisect_trt.runners import device_check
-from bisect_trt.runners.constants import DeviceConstants
+from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.device import CPU, CUDA_PROVIDER, Device, cuda_device
 from bisect_trt.runners.device_check import (
     DeviceChecker,
@@ -49,7 +46,6 @@ from bisect_trt.runners.doctor import examine
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.emulator_workers import EmulationServer, server_arguments
 from bisect_trt.runners.ort_session import failure_of_session, session_as_written
-from bisect_trt.runners.switched_session import SwitchedSession
 from bisect_trt.settings import Settings
 from bisect_trt.steps import open_runners
 from bisect_trt.steps.context import open_context
@@ -64,7 +60,6 @@ from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
 from fixtures.subgraphs import branch
-from tests.networks import convolutional
 
 PLANTED = Device(name="planted")
 REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)
@@ -108,7 +103,9 @@ def test_a_device_maps_weights_that_lie_in_a_file(tmp_path: Path) -> None:
     model.graph.initializer.append(numpy_helper.from_array(weights, "large"))
     model.graph.node.append(helper.make_node("ReduceMax", ["large"], ["most"], "most", keepdims=0))
     model.graph.output.append(helper.make_tensor_value_info("most", TensorProto.FLOAT, []))
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    apart = onnx.ModelProto()
+    apart.CopyFrom(model)
+    onnx.save_model(apart, tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
     proto, sample = load_model(tmp_path / "m.onnx").proto, Sample("s", fixture.inputs)
     assert any(place_of(t) for t in proto.graph.initializer)
     for plan in (PrecisionPlan("fp16"), PrecisionPlan("fp32")):
@@ -130,7 +127,7 @@ def test_layers_that_the_cpu_ran_are_named() -> None:
 
 def test_a_weight_is_held_exact_and_rounded_once() -> None:
     graph = Graph(residual().model)
-    constants = DeviceConstants(graph, PLANTED)
+    constants = ConstantStore(graph, PLANTED)
     name = next(n for n, a in graph.float_constants.items() if a.size > 8)
     exact = constants.owner(name)
     low = constants.owner(name, Precision.FP16)
@@ -138,7 +135,7 @@ def test_a_weight_is_held_exact_and_rounded_once() -> None:
     array = graph.float_constants[name]
     assert np.array_equal(low.numpy(), array.astype(np.float16).astype(np.float32))
     tf32 = constants.owner(name, Precision.TF32)
-    assert constants.owner(name, Precision.TF32) is tf32 and len(constants._placed) == 2
+    assert constants.owner(name, Precision.TF32) is tf32 and len(constants._rounded) == 1
 
 
 def test_cuda_is_told_to_be_strict() -> None:
@@ -238,27 +235,15 @@ class Bed:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reason: str | None = None
-        self.seconds = {"planted": 1.0, "cpu": 2.0}
-        self.timed: list[str] = []
         set_ = monkeypatch.setattr
-        set_(open_runners, "why_no_provider", lambda: None)
         set_(open_runners, "why_not_on_cuda", lambda: self.reason)
-        set_(open_runners, "visible_gpus", lambda: ["4", "6"])
         set_(open_runners, "visible_gpus", lambda: ["4", "6"])
         set_(open_runners, "gpu_facts", lambda gpu: (f"gpu {gpu}", 1_000_000))
         set_(open_runners, "cuda_device", self.device)
-        set_(open_runners, "_seconds", self.seconds_of)
 
     def device(self, name: str, number: int = 0, memory_bytes: int = 0) -> Device:
         self.asked = (name, number, memory_bytes)
         return PLANTED
-
-    def seconds_of(self, run: Callable[[], Any], times: int) -> float:
-        made = run()
-        on = "planted" if isinstance(made, list) else "cpu"
-        self.timed.append(on)
-        # On the CPU several run beside each other, plain: half an evaluation each.
-        return self.seconds[on] * (1 if on == "planted" else len(made) / 2)
 
 
 @pytest.fixture
@@ -266,110 +251,25 @@ def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
     return Bed(monkeypatch)
 
 
-def test_auto_takes_what_is_faster_and_keeps_to_it(bed: Bed, tmp_path: Path) -> None:
-    problem = case_of(healthy(), tmp_path, emulate_on="auto")
-    cache = Cache(tmp_path)
-    device, said = emulator_device(problem.settings)
-    assert (device, said) == (PLANTED, ()) and bed.asked == ("gpu 4", 0, 500_000)
-    emulator, findings = open_emulator(problem, device, cache)
-    assert emulator.device == PLANTED and bed.timed == ["cpu", "planted"]
+def test_layers_that_the_gpu_does_not_run_are_told_of(bed: Bed, tmp_path: Path) -> None:
+    problem = case_of(healthy(), tmp_path, emulate_on="cuda")
+    device = emulator_device(problem.settings)
+    assert device == PLANTED and bed.asked == ("gpu 4", 0, 500_000)
+    emulator, findings = open_emulator(problem, device)
+    assert emulator.device == PLANTED
     # The CPU provider stands for the GPU, so every layer fell back.
     (found,) = findings
     assert found.kind == "cpu-fallback" and found.message.count("'") == 2 * min(
         5, len(problem.layers)
     )
-    bed.seconds["cpu"] = 0.5
-    again = open_emulator(problem, device, cache)
-    assert again[0].device == PLANTED and again[1] == findings and len(bed.timed) == 2
-    cache.close()
-    (tmp_path / "new").mkdir()
-    slower, _ = open_emulator(problem, device, Cache(tmp_path / "new"))
-    assert slower.device == CPU
 
 
-def test_the_gpu_is_timed_from_the_inputs_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not from the last cut, at which what the run before has left is kept."""
-    model, inputs = convolutional(100)
-    problem = load(Settings(model, [inputs], out=tmp_path, emulate_on="auto"), Observer())
-    begun: list[int] = []
-    advance = SwitchedSession._advance
-
-    def noted(self: SwitchedSession, tensors: Any, place: int, setting: Any) -> Any:
-        begun.append(place)
-        return advance(self, tensors, place, setting)
-
-    monkeypatch.setattr(SwitchedSession, "_advance", noted)
-    monkeypatch.setattr(open_runners, "_A_NODE_S", 0.0)  # how fast this CPU is does not matter
-    open_emulator(problem, PLANTED, None)
-    assert max(begun) > 0, "one segment has no cut"
-    assert begun == 3 * list(range(max(begun) + 1))
-
-
-def test_a_gpu_that_cannot_win_is_not_tried(bed: Bed, tmp_path: Path) -> None:
-    """Opening a session of tens of thousands of small nodes there takes longer than the run."""
-    problem = case_of(healthy(), tmp_path, emulate_on="auto")
-    bed.seconds = {"planted": 0.0, "cpu": 1e-6 * len(problem.graph.proto.graph.node)}
-    emulator, said = open_emulator(problem, emulator_device(problem.settings)[0], None)
-    assert emulator.device == CPU and bed.timed == ["cpu"] and said == ()
-
-
-def test_cuda_is_not_timed(bed: Bed, tmp_path: Path) -> None:
-    problem = case_of(healthy(), tmp_path, emulate_on="cuda")
-    bed.seconds["cpu"] = 0.0
-    emulator, _ = open_emulator(problem, emulator_device(problem.settings)[0], None)
-    assert emulator.device == PLANTED and bed.timed == ["planted"]
-
-
-def test_a_gpu_that_does_not_work_is_told_of(bed: Bed, tmp_path: Path) -> None:
+def test_a_gpu_that_does_not_work_is_told_of(bed: Bed) -> None:
     bed.reason = "no usable GPU"
     asked = Settings("m.onnx", [], emulate_on="cuda")
     with pytest.raises(RunnerUnavailableError, match=r"^--emulate-on cuda: no usable GPU$"):
         emulator_device(asked)
-    device, (said,) = emulator_device(Settings("m.onnx", [], emulate_on="auto"))
-    assert device == CPU and "no usable GPU" in said.message
-    assert emulator_device(Settings("m.onnx", [])) == (CPU, ()), "it is asked for"
-
-
-def test_a_model_that_fails_there_is_emulated_here(
-    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(run: Callable[[], Any], times: int) -> float:
-        if isinstance(run(), list):  # an evaluation there
-            raise MachineError("the GPU failed (CUDA failure 2: out of memory)")
-        return 1.0
-
-    monkeypatch.setattr(open_runners, "_seconds", broken)
-    emulator, (said,) = open_emulator(
-        case_of(healthy(), tmp_path, emulate_on="auto"), PLANTED, None
-    )
-    assert emulator.device == CPU and "out of memory" in said.message
-    with pytest.raises(MachineError):
-        open_emulator(case_of(healthy(), tmp_path, emulate_on="cuda"), PLANTED, None)
-
-
-def test_a_gpu_without_memory_is_tried_by_the_next_run(
-    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures: list[BisectError] = []
-
-    def broken(run: Callable[[], Any], times: int) -> float:
-        if isinstance(run(), list):  # an evaluation there
-            raise failures[-1]
-        return 1.0
-
-    monkeypatch.setattr(open_runners, "_seconds", broken)
-    problem = case_of(healthy(), tmp_path, emulate_on="auto")
-    with closing(Cache(tmp_path)) as cache:
-        for failure, told in (
-            (MachineError("out of memory"), "out of memory"),
-            (RunnerFailedError("no kernel"), "no kernel"),
-            (RunnerFailedError("another"), "no kernel"),  # as the same command found before
-        ):
-            failures.append(failure)
-            _, (said,) = open_emulator(problem, PLANTED, cache)
-            assert told in said.message
+    assert emulator_device(Settings("m.onnx", [])) == CPU, "it is asked for"
 
 
 def test_workers_take_the_gpus_in_turn(
@@ -378,7 +278,7 @@ def test_workers_take_the_gpus_in_turn(
     assert gpus_in_turn(["4", "6"], 3) == [{"CUDA_VISIBLE_DEVICES": d} for d in "464"]
     assert gpus_in_turn([], 2) == [{}, {}]
     problem = case_of(healthy(), tmp_path, workers=3, emulate_on="cuda")
-    device, _ = emulator_device(problem.settings)
+    device = emulator_device(problem.settings)
     # This process and two of the three workers share the first GPU, beside an engine maybe.
     assert bed.asked[2] == 500_000 // 3
     monkeypatch.setattr(open_runners, "SERVER", "tests.runners.breaking:Seer")
@@ -418,13 +318,12 @@ def test_actors_on_ray_take_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for runner, emulate_on, gpus in (
         ("emulated", "cuda", 1.0),
         ("auto", "cuda", 0.5),  # an engine may take the other half
-        ("emulated", "auto", 0.0),
         ("emulated", "cpu", 0.0),
     ):
         options = {"ray": "local", "runner": runner, "emulate_on": emulate_on}
         problem = case_of(healthy(), tmp_path, **options)
-        device, _ = emulator_device(problem.settings)
-        local, _ = open_emulator(problem, device, None)
+        device = emulator_device(problem.settings)
+        local, _ = open_emulator(problem, device)
         assert local.device == CPU
         emulator_pool = open_emulator_pool(problem, local, device)
         assert emulator_pool is not None and asked[-1] == (gpus, device)
@@ -476,15 +375,6 @@ def test_draws_are_referred_to_fp32_on_the_device(bed: Bed, tmp_path: Path) -> N
         assert exact and bool(other) is not on_device
         assert [p.base for p in asked] == ([Precision.FP32] if on_device else [])
     assert usual[1] < usual[0]
-
-
-def test_a_version_that_someone_holds_is_placed_once() -> None:
-    graph = Graph(residual().model)
-    name = next(iter(graph.float_constants))
-    constants = DeviceConstants(graph, PLANTED)
-    half = constants.owner(name, Precision.FP16)
-    other = constants.owner(name, Precision.TF32)
-    assert other is not half and constants.owner(name, Precision.FP16) is half
 
 
 def test_the_driver_s_tool_is_asked_for_the_gpu(

@@ -14,10 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
-from bisect_trt.runners import segment_session
+from bisect_trt.runners import switched_session
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.emulator import EmulatedRunner
-from bisect_trt.runners.node_by_node import NodeSession
 from bisect_trt.runners.second_emulator import WholeModelRunner
 from bisect_trt.runners.switched_session import SwitchedSession
 
@@ -57,9 +56,9 @@ def test_a_call_in_work_keeps_what_another_precision_takes_the_place_of(
 ) -> None:
     graph, sample = tied()
     store = ConstantStore(graph)
-    session = SwitchedSession(graph, store, Precision.FP16, Precision.FP32, 1)
+    session = SwitchedSession(graph, store, Precision.FP16, Precision.FP32, threads=1)
     every = frozenset(layer.name for layer in graph.layers)
-    plain = segment_session.caller
+    plain = switched_session.caller
     seen = []
 
     def disturbed(made: Any) -> Callable[..., Any]:
@@ -72,51 +71,10 @@ def test_a_call_in_work_keeps_what_another_precision_takes_the_place_of(
         return call
 
     expected = {n: a.copy() for n, a in session.run(sample, every).items()}
-    monkeypatch.setattr(segment_session, "caller", disturbed)
-    other = SwitchedSession(graph, store, Precision.FP16, Precision.FP32, 1)
+    monkeypatch.setattr(switched_session, "caller", disturbed)
+    other = SwitchedSession(graph, store, Precision.FP16, Precision.FP32, threads=1)
     for _ in range(2):
         found = other.run(sample, every)
         assert found["y"].tobytes() == expected["y"].tobytes()
         assert seen and all(alive for _, alive in seen), "held until the call ends"
         assert not any(rounded() is not None for rounded, _ in seen), "and no longer"
-
-
-def test_all_constants_may_be_let_go_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the reference does that is opened ahead while the emulator runs, of many nodes."""
-    graph, sample = tied()
-    plan = PrecisionPlan(Precision.FP16)
-
-    def answers() -> list[bytes]:
-        runner = EmulatedRunner(graph)
-        evaluations = [outputs["y"].tobytes() for outputs in runner.outputs(plan, [sample] * 3)]
-        traced = [v for row in runner.trace(sample, plan) for v in (row.reference, row.introduced)]
-        by_node = runner.outputs_by_node(plan, sample, rtx_sums=False)["y"]
-        return [*evaluations, *(values.tobytes() for values in traced), by_node.tobytes()]
-
-    expected = answers()
-    stores: list[ConstantStore] = []
-    plain, plain_call, begun = ConstantStore.__init__, segment_session.caller, []
-    monkeypatch.setattr(
-        ConstantStore, "__init__", lambda self, of: stores.append(self) or plain(self, of)
-    )
-
-    def let_go(call: Callable[..., Any]) -> Callable[..., Any]:
-        def disturbed(*given: Any) -> Any:
-            exact, rounded = (
-                ref(stores[0].owner("w", p)) for p in (Precision.FP32, Precision.FP16)
-            )
-            stores[0].release()
-            begun.append((exact, rounded))
-            # What was let go too early is written over.
-            spoilt = [np.full((WIDTH, WIDTH), np.nan, np.float32) for _ in range(4)]
-            found = call(*given)
-            del spoilt
-            return found
-
-        return disturbed
-
-    monkeypatch.setattr(segment_session, "caller", lambda session: let_go(plain_call(session)))
-    plain_run = NodeSession.run
-    monkeypatch.setattr(NodeSession, "run", lambda *asked: let_go(plain_run)(*asked))
-    assert answers() == expected
-    assert begun and not any(owner() for owners in begun for owner in owners), "nobody keeps them"

@@ -58,7 +58,7 @@ def test_a_gpu_that_gave_out_is_no_fault_of_the_plan(
         OrtCudaWorker().evaluate(b"", "", [{}], tf32=False)
     error = caught.value
     assert (error.lost, error.machine) == (lost, machine)
-    assert must_end(*failure_of(error)) is lost, "it would fail every plan that comes after it"
+    assert must_end(failure_of(error)) is lost, "it would fail every plan that comes after it"
     whose = Verdict.BUILD_FAILED if where == "load" and not lost else Verdict.CRASHED
     assert error.verdict is whose
 

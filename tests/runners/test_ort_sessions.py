@@ -7,12 +7,11 @@ import onnx
 import pytest
 import threadpoolctl
 
-from bisect_trt.base.limits import SessionHabits, adopt, at_most, thread_count
+from bisect_trt.base.limits import at_most, thread_count
 from bisect_trt.runners.ort_session import (
     node_session,
     reference_session,
     session_as_written,
-    switched_session,
 )
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.open_runners import shared_out
@@ -30,7 +29,6 @@ def test_sessions() -> None:
                 node_session(MODEL),
                 reference_session(MODEL),
                 session_as_written(MODEL, "m"),
-                switched_session(MODEL),
             ):
                 options = session.get_session_options()
                 assert options.intra_op_num_threads == (threads or min(8, thread_count()))
@@ -40,14 +38,9 @@ def test_sessions() -> None:
                     assert options.get_session_config_entry(entry) == "0"
 
 
-@pytest.mark.parametrize(("asked", "habit", "found"), [(0, 1, 1), (3, 2, 2), (2, 3, 2), (3, 0, 3)])
-def test_a_call_takes_the_fewest_threads_that_were_said(asked: int, habit: int, found: int) -> None:
-    adopt(SessionHabits(threads=habit))
-    for session in (node_session(MODEL, asked), switched_session(MODEL, asked)):
-        assert session.get_session_options().intra_op_num_threads == found
-    if not asked:
-        options = reference_session(MODEL).get_session_options()
-        assert options.intra_op_num_threads == found
+def test_a_call_takes_the_threads_that_were_asked_for() -> None:
+    for session in (node_session(MODEL, 3), session_as_written(MODEL, "m", 3)):
+        assert session.get_session_options().intra_op_num_threads == 3
 
 
 def test_a_session_does_not_keep_the_model_it_was_made_of() -> None:
@@ -59,11 +52,10 @@ def test_a_session_does_not_keep_the_model_it_was_made_of() -> None:
         assert np.allclose(session.run(None, {"x": x})[0], np.tanh(x), atol=1e-6)
 
 
-def test_sessions_that_run_in_turn_share_an_arena() -> None:
-    for session in (node_session(MODEL), reference_session(MODEL), switched_session(MODEL)):
+def test_no_session_keeps_freed_activations() -> None:
+    for session in (node_session(MODEL), reference_session(MODEL), session_as_written(MODEL, "m")):
         options = session.get_session_options()
-        assert options.get_session_config_entry("session.use_env_allocators") == "1"
-        assert not options.enable_mem_pattern  # a pattern is laid out in an arena of its own
+        assert not options.enable_cpu_mem_arena and not options.enable_mem_pattern
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.errors import farthest_apart
-from bisect_trt.runners.tensorrt.records import ENOUGH, run_repeatedly, same_bits
+from bisect_trt.runners.tensorrt.execute import ENOUGH, run_repeatedly, same_bits
 
 
 def sample(value: float) -> dict[str, NDArray[Any]]:

@@ -15,17 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.shapes import SMALL
 from bisect_trt.runners.constants import ConstantStore
-from bisect_trt.runners.plan_session import _WORTH_IT
-from bisect_trt.runners.segment_session import _WORTH_SETTLING, SegmentSession
-from bisect_trt.runners.switched_session import (
-    MOST_BYTES,
-    KeptActivations,
-    SwitchedSession,
-    room_beside,
-    segments_on_gpu,
-)
+from bisect_trt.runners.device import Device
+from bisect_trt.runners.switched_session import KeptActivations, SegmentSession, SwitchedSession
 
 BLOCKS, WIDTH = 24, 16
 PAIRS = [
@@ -92,21 +84,15 @@ def sample(seed: int) -> Sample:
 def session(low: Precision, pin: Precision, segments: int, kept_bytes: int) -> SwitchedSession:
     graph = network()
     kept = KeptActivations(kept_bytes)
-    return SwitchedSession(graph, ConstantStore(graph), low, pin, 1, kept=kept, segments=segments)
+    return SwitchedSession(
+        graph, ConstantStore(graph), low, pin, threads=1, kept=kept, segments=segments
+    )
 
 
 @cache
 def pair(low: Precision, pin: Precision) -> tuple[SwitchedSession, SwitchedSession]:
-    """One that keeps activations at cuts and selects, and one that always starts at the beginning
-    and branches.
-    """
-    return session(low, pin, 16, 20_000), branching(session(low, pin, 1, 0))
-
-
-def branching(made: SwitchedSession) -> SwitchedSession:
-    """``made`` as it is for a model of large tensors."""
-    made._chosen = True
-    return made
+    """One that keeps activations at cuts, and one that always starts at the beginning."""
+    return session(low, pin, 16, 20_000), session(low, pin, 1, 0)
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
@@ -152,18 +138,20 @@ def test_a_late_start_changes_no_bit(precisions: tuple[Precision, Precision], as
 
 
 @pytest.mark.parametrize(("low", "pin"), PAIRS)
-@pytest.mark.parametrize("limit", [SMALL, 0])
-def test_small_tensors_are_selected_and_large_ones_branched_to(
-    monkeypatch: pytest.MonkeyPatch, limit: int, low: Precision, pin: Precision
+def test_switches_that_select_give_what_those_that_branch_give(
+    low: Precision, pin: Precision
 ) -> None:
-    monkeypatch.setattr("bisect_trt.model.shapes.SMALL", limit)
-    made, (_, plain) = session(low, pin, 16, 20_000), pair(low, pin)
+    """As on a GPU, where nothing is cut."""
+    graph = network()
+    device = Device(name="planted")
+    selects = SwitchedSession(graph, ConstantStore(graph, device), low, pin, device=device)
+    assert len(selects._segments) == 1
+    _, branches = pair(low, pin)
     for reduced in (frozenset(layers()[::2]), frozenset(layers()), frozenset[str]()):
-        assert same(made.run(sample(7), reduced), plain.run(sample(7), reduced))
-    assert {segment.form.selects for segment in made._segments} == {limit > 0}
+        assert same(selects.run(sample(7), reduced), branches.run(sample(7), reduced))
 
 
-def test_a_probe_starts_where_its_plan_first_differs(run_segments: list[int]) -> None:
+def test_an_evaluation_starts_where_its_plan_first_differs(run_segments: list[int]) -> None:
     late = session(*PAIRS[0], 16, 1 << 20)
     names = layers()
     late.run(sample(0), frozenset(names))
@@ -182,7 +170,7 @@ def test_a_probe_starts_where_its_plan_first_differs(run_segments: list[int]) ->
 def test_what_is_kept_stays_within_its_budget(run_segments: list[int]) -> None:
     graph, names = network(), layers()
     kept = KeptActivations(2_000)
-    late = SwitchedSession(graph, ConstantStore(graph), *PAIRS[0], 1, kept=kept)
+    late = SwitchedSession(graph, ConstantStore(graph), *PAIRS[0], threads=1, kept=kept)
     for number in range(8):
         late.run(sample(0), frozenset(names[number:]))
         assert kept._bytes <= 2_000
@@ -193,92 +181,13 @@ def test_what_is_kept_stays_within_its_budget(run_segments: list[int]) -> None:
     assert len(run_segments) == len(late._segments)
 
 
-def test_a_session_without_switches_changes_no_bit() -> None:
-    """Behind each single layer that is reduced, nothing is, again and again."""
-    for low, pin in PAIRS:
-        late, plain = pair(low, pin)
-        names = layers()[: _WORTH_SETTLING + 10]
-        found = dict(late.sensitivities(sample(3), names))
-        assert late._segments[-1].form._settled
-        for name in names:
-            outputs = found[name]
-            assert outputs is not None
-            assert same(outputs, plain.run(sample(3), frozenset({name})))
-
-
-@pytest.mark.parametrize(("low", "pin"), PAIRS)
-def test_a_plan_that_runs_on_many_samples_is_run_in_one_piece(
-    monkeypatch: pytest.MonkeyPatch, low: Precision, pin: Precision, run_segments: list[int]
-) -> None:
-    opened: list[int] = []
-    plain_open = SegmentSession.open
-    monkeypatch.setattr(
-        SegmentSession, "open", lambda self: (opened.append(id(self)), plain_open(self))[1]
-    )
-    late, plain = session(low, pin, 16, 20_000), branching(session(low, pin, 1, 0))
-    count = len(late._segments)
-    every, some = frozenset(layers()), frozenset(layers()[::2])
-    for reduced in (some, every, frozenset[str]()):
-        opened.clear()
-        for seed in range(100, 100 + _WORTH_IT + 4):
-            run_segments.clear()
-            found = late.run(sample(seed), reduced)
-            assert len(run_segments) == (count if seed < 100 + _WORTH_IT else 1)
-            assert same(found, plain.run(sample(seed), reduced))
-        assert len(set(opened) - {id(part) for part in late._segments}) <= 2  # plain's is one
-    # Plans that are asked for in turn do not open sessions in turn.
-    opened.clear()
-    for seed in range(200, 200 + _WORTH_IT - 1):
-        for reduced in (some, every):
-            assert same(late.run(sample(seed), reduced), plain.run(sample(seed), reduced))
-    assert not opened
-
-
-@pytest.mark.parametrize(("foretold", "pieces"), [(_WORTH_IT + 1, 1), (_WORTH_IT, 16)])
-def test_a_plan_that_is_foretold_many_runs_is_run_in_one_piece_at_once(
-    foretold: int, subgraphs: int, run_segments: list[int]
-) -> None:
-    late, plain = session(*PAIRS[0], 16, 20_000), session(*PAIRS[0], 1, 0)
-    reduced = frozenset(layers()[::2])
-    late.foretell(reduced, foretold)
-    found = late.run(sample(1), reduced)
-    assert len(run_segments) == min(subgraphs, len(late._segments))
-    assert same(found, plain.run(sample(1), reduced))
-
-
-@pytest.mark.parametrize("segments", [1, 16])
-def test_a_plan_runs_on_after_its_switches_are_written_out(segments: int) -> None:
-    late, plain = session(*PAIRS[0], segments, 0), session(*PAIRS[0], 1, 0)
-    reduced = frozenset(layers()[::2])
-    expected = plain.run(sample(5), reduced)
-    assert all(
-        same(late.run(sample(5), reduced), expected) for _ in range(_WORTH_SETTLING + _WORTH_IT)
-    )
-
-
-def test_effects_are_runs_with_one_layer_lowered() -> None:
+def test_sensitivities_are_runs_with_one_layer_reduced() -> None:
     late, plain = pair(*PAIRS[0])
     found = dict(late.sensitivities(sample(4), layers()))
     assert set(found) == set(layers())
     for name, outputs in found.items():
         assert outputs is not None
         assert same(outputs, plain.run(sample(4), frozenset({name})))
-
-
-def test_only_small_activations_of_fixed_shapes_are_cut_on_a_gpu() -> None:
-    def graph(rows: int | str) -> Graph:
-        x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [rows, 1024]) for n in "xy")
-        node = helper.make_node("Relu", ["x"], ["y"])
-        return Graph(helper.make_model(helper.make_graph([node], "g", [x], [y])))
-
-    assert segments_on_gpu(graph(10)) > 1
-    assert segments_on_gpu(graph("N")) == segments_on_gpu(graph(100_000)) == 1
-
-
-def test_what_is_kept_at_cuts_follows_the_weights() -> None:
-    assert room_beside(0) == 8 << 20
-    assert room_beside(16 << 20) == 10 << 20
-    assert room_beside(1 << 30) == MOST_BYTES == 16 << 20
 
 
 @pytest.mark.parametrize("precisions", PAIRS, ids=str)
@@ -297,8 +206,9 @@ def test_casts_that_undo_each_other_are_read_by_bodies(
     """
     graph = Graph(onnx.parser.parse_model(text))
     x = Sample("s", {"x": np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)})
-    selects = SwitchedSession(graph, ConstantStore(graph), *precisions, 1)
-    branches = branching(SwitchedSession(graph, ConstantStore(graph), *precisions, 1))
+    device = Device(name="planted")
+    selects = SwitchedSession(graph, ConstantStore(graph, device), *precisions, device=device)
+    branches = SwitchedSession(graph, ConstantStore(graph), *precisions)
     back = x.arrays["x"].astype(helper.tensor_dtype_to_np_dtype(between)).astype(np.float32)
     exact = branches.run(x, frozenset())["y"]
     assert np.allclose(exact, np.tanh(back), atol=1e-3)
@@ -320,7 +230,7 @@ def test_segments_without_switches_are_told_apart() -> None:
             ir_version=9,
         )
     )
-    session = SwitchedSession(graph, ConstantStore(graph), Precision.FP16, Precision.FP32, 1)
+    session = SwitchedSession(graph, ConstantStore(graph), Precision.FP16, Precision.FP32)
     assert len(session._segments) > 2
     sample = Sample("s", {"x": np.linspace(-2.0, 2.0, 6, dtype=np.float32).reshape(2, 3)})
     for _ in range(3):

@@ -1,6 +1,4 @@
-"""A copy of many weights is held by one session at a time; of many nodes the sessions of all plans
-and of one are open in turn.
-"""
+"""A copy of many weights is held by one session at a time."""
 
 from __future__ import annotations
 
@@ -21,13 +19,11 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
 from bisect_trt.runners import second_emulator
-from bisect_trt.runners.concurrency import Turns
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.ort_session import opened, reference_session
 from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.second_emulator import WholeModelRunner
-from tests.runners.test_segments import WIDTH, layers, network, sample
-from tests.runners.test_shared_forms import RANDOM, chain
+from tests.runners.test_segments import layers, network, sample
 
 PLAN = PrecisionPlan(Precision.FP16)
 
@@ -63,11 +59,11 @@ def alive(made: Sequence[ReferenceType[ort.InferenceSession]]) -> int:
     return sum(session() is not None for session in made)
 
 
-@pytest.mark.parametrize(("many", "together"), [(1 << 40, 2), (1, 1)])
+@pytest.mark.parametrize(("many", "together"), [(1 << 40, 2), (1, 0)])
 def test_many_weights_are_held_in_turn(
     graph: Graph, many: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bisect_trt.runners.concurrency.MANY", many)
+    monkeypatch.setattr("bisect_trt.runners.concurrency.LARGE", many)
     made = sessions_made(monkeypatch)
     sample = Sample("s", {"x": np.linspace(-1, 1, 128, dtype=np.float32)[None]})
     reference = Reference(graph)
@@ -86,108 +82,6 @@ def test_many_weights_are_held_in_turn(
     assert not np.array_equal(*first)
 
 
-def test_of_many_nodes_sessions_of_all_plans_and_of_one_are_open_in_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    graph, made = chain(RANDOM), sessions_made(monkeypatch)
-    other = PLAN.with_pins(frozenset(layer.name for layer in graph.layers[::2]))
-
-    def given(seed: int) -> Sample:
-        x = np.random.default_rng(seed).standard_normal((2, WIDTH)).astype(np.float32)
-        return Sample(f"s{seed}", {"x": x})
-
-    def answers() -> tuple[list[int], list[NDArray[Any]]]:
-        turns = Turns(graph)
-        first = EmulatedRunner(graph, turns=turns)
-        second = WholeModelRunner(graph, turns=turns)
-        counts: list[int] = []
-        found: list[NDArray[Any]] = []
-
-        def ask(runner: EmulatedRunner | WholeModelRunner, plan: PrecisionPlan, *s: int) -> None:
-            outputs = list(runner.outputs(plan, [given(seed) for seed in s]))
-            counts.append(alive(made))
-            found.extend(array for each in outputs for array in each.values())
-
-        ask(first, PLAN, 1, 2)
-        ask(second, PLAN, 1)
-        first.foretell(PLAN, 100)
-        ask(first, PLAN, 3, 4)
-        ask(first, other, 1, 2)
-        ask(second, other, 2)
-        first.release()
-        second.release()
-        return counts, found
-
-    together, expected = answers()
-    monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
-    in_turn, found = answers()
-    segments = together[0]
-    assert segments > 4
-    assert together == [segments, segments + 1, segments + 2, segments + 2, segments + 2]
-    assert in_turn == [segments, 1, 2, segments, 1]
-    assert alive(made) == 0
-    assert all(np.array_equal(*pair) for pair in zip(expected, found, strict=True))
-
-
-@pytest.mark.parametrize("many", [False, True])
-def test_of_many_nodes_those_of_a_baseline_are_let_go_behind_it(
-    many: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the order of the baselines: FP32 and FP16 have sessions of one kind, TF32 its own."""
-    if many:
-        monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
-    made = sessions_made(monkeypatch)
-    runner, given = EmulatedRunner(network()), sample(0)
-    bases = (Precision.FP32, Precision.TF32, Precision.FP16)
-
-    def answers() -> tuple[list[int], list[NDArray[Any]]]:
-        counts, found = [], []
-        for base in bases:
-            (outputs,) = runner.outputs(PrecisionPlan(base), [given])
-            counts.append(alive(made))
-            found.extend(outputs.values())
-        return counts, found
-
-    (one, two, behind), found = answers()
-    assert one > 1 and two > one and behind == (one if many else two)
-    assert len(made) == two, "nothing is opened twice"
-    assert all(map(np.array_equal, found, answers()[1]))
-    # Resumed, the base's may be opened behind TF32's; and that of other pins is not a baseline.
-    runner, tf32 = EmulatedRunner(network()), PrecisionPlan(Precision.TF32)
-    pinned_in_tf32 = PrecisionPlan(Precision.FP16, frozenset(layers()[:3]), Precision.TF32)
-    made.clear()
-    for plan in (tf32, PLAN, pinned_in_tf32, PLAN, pinned_in_tf32):
-        list(runner.outputs(plan, [given]))
-    assert len(made) == alive(made) + two - one, "TF32's were let go, and none is opened twice"
-
-
-@pytest.mark.parametrize("many", [False, True])
-def test_of_many_nodes_the_reference_and_the_second_emulator_are_open_in_turn(
-    graph: Graph, many: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if many:
-        monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
-    made, given_back = sessions_made(monkeypatch), list[int]()
-    monkeypatch.setattr("bisect_trt.runners.concurrency.give_back", lambda: given_back.append(1))
-    sample = Sample("s", {"x": np.linspace(-1, 1, 128, dtype=np.float32)[None]})
-    reference = Reference(graph)
-    second = WholeModelRunner(graph, turns=reference.turns)
-    first = EmulatedRunner(graph, turns=reference.turns)
-    before = len(made)
-    list(first.outputs(PLAN, [sample]))
-    beside = len(made) - before  # what searches stays open
-    found = []
-    for number in range(3):
-        exact = reference.outputs(sample)["y"]
-        assert alive(made) == beside + (1 if many or number == 0 else 2)
-        found.append((exact, next(iter(second.outputs(PLAN, [sample])))["y"]))
-        assert alive(made) == beside + (1 if many else 2)
-    assert len(made) == beside + (6 if many else 2)
-    assert bool(given_back) == many
-    for exact, reduced in found:
-        assert np.array_equal(exact, found[0][0]) and np.array_equal(reduced, found[0][1])
-
-
 def test_many_threads_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bisect_trt.runners.concurrency.thread_count", lambda: 8)
     made, runner = sessions_made(monkeypatch), EmulatedRunner(network())
@@ -200,20 +94,6 @@ def test_many_threads_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> Non
     # Of another plan they are.
     list(runner.outputs(PLAN.with_pins(frozenset(layers()[::2])), several))
     assert len(made) == 2 * segments
-
-
-def test_sessions_that_no_plan_s_can_take_the_place_of_stay_open(
-    graph: Graph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
-    made, turns = sessions_made(monkeypatch), Turns(graph)
-    first = EmulatedRunner(graph, turns=turns)  # too small to be cut
-    second = WholeModelRunner(graph, turns=turns)
-    for seed in range(4):
-        x = np.random.default_rng(seed).standard_normal((1, 128), np.float32)
-        for runner in (first, second):
-            list(runner.outputs(PLAN, [Sample(str(seed), {"x": x})]))
-    assert len(made) == 2
 
 
 def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(

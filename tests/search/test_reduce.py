@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Bypass, Subgraph
 from bisect_trt.search.oracle import BudgetSpentError
-from bisect_trt.search.reduce import BYPASS, Reduction, reduce
+from bisect_trt.search.reduce import Reduction, reduce
 
 Bad = Callable[[Subgraph], bool]
 
@@ -43,9 +43,9 @@ def reduced(
         return Verdict.PASS if bad(subgraph) else otherwise
 
     found = reduce(names(n), ask, **more)  # type: ignore[arg-type]
-    assert len(found.probes) == made == len({p.subgraph for p in found.probes})
+    assert len(found.evaluations) == made == len({p.subgraph for p in found.evaluations})
     if found.subgraph is not None:
-        seen = [p for p in found.probes if p.subgraph == found.subgraph]
+        seen = [p for p in found.evaluations if p.subgraph == found.subgraph]
         assert [p.verdict for p in seen] == [Verdict.PASS]
     return found
 
@@ -70,7 +70,7 @@ def needs(*numbers: int) -> Bad:
 def test_finds_exactly_what_is_needed(n: int, numbers: tuple[int, ...], probes: int) -> None:
     found = reduced(n, needs(*numbers))
     assert found.complete and found.subgraph == Subgraph(some(*numbers))
-    assert len(found.probes) == probes
+    assert len(found.evaluations) == probes
 
 
 @given(st.integers(1, 80), st.data())
@@ -107,12 +107,12 @@ def test_a_set_that_more_nodes_hide() -> None:
     found = reduced(40, bad)
     assert found.complete and found.subgraph is not None and bad(found.subgraph)
     assert found.subgraph.kept in (some(20), some(19, 20, 21))
-    assert len(found.probes) <= 20
+    assert len(found.evaluations) <= 20
 
 
 def test_a_whole_that_is_not_bad_costs_one_probe() -> None:
     found = reduced(30, lambda _: False)
-    assert found.subgraph is None and not found.complete and len(found.probes) == 1
+    assert found.subgraph is None and not found.complete and len(found.evaluations) == 1
 
 
 @pytest.mark.parametrize("verdict", [v for v in Verdict if v is not Verdict.PASS])
@@ -125,7 +125,7 @@ def test_what_is_unclear_was_not_seen_to_be_bad(verdict: Verdict) -> None:
 def test_a_budget_ends_with_the_smallest_piece_seen(budget: int) -> None:
     found = reduced(64, needs(10, 50), budget=budget)
     assert found.subgraph is not None and needs(10, 50)(found.subgraph)
-    bad = [len(p.subgraph.kept) for p in found.probes if p.verdict.passed]
+    bad = [len(p.subgraph.kept) for p in found.evaluations if p.verdict.passed]
     assert len(found.subgraph.kept) == min(bad)
     assert found.complete is (budget >= 24)
 
@@ -145,4 +145,4 @@ def test_nodes_in_between_are_bypassed_one_by_one() -> None:
     assert found.complete and found.subgraph is not None
     assert found.subgraph.kept == some(4, 7, 9)
     assert {b.node for b in found.subgraph.bypassed} == some(5, 6, 8)
-    assert len([p for p in found.probes if p.step == BYPASS]) == 3
+    assert len([p for p in found.evaluations if p.step == "nodes bypassed"]) == 3

@@ -1,8 +1,12 @@
-"""Memory on the GPU: poisoned buffers of inputs and outputs."""
+"""Memory on the GPU: poisoned buffers of inputs and outputs, between margins.
+
+Polygraphy's buffers are not used: they have no margins, and its errors do not tell a full GPU from
+a lost one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +15,12 @@ from numpy.typing import NDArray
 
 from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.base.outcomes import Verdict
+
+MARGIN_BYTES = 512
+"""On either side: as much as CUDA aligns memory to, so that what lies between is aligned."""
+MARGIN_BYTE = 0xA5
+POISON_BYTE = 0xFF
+"""All bits set are NaN as a float."""
 
 
 def import_cuda() -> Any:
@@ -35,17 +45,18 @@ def import_cuda() -> Any:
 
 
 class Cuda:
-    """A stream and what is done on it. Every failure raises :class:`RunnerFailedError` with CUDA's
-    name for it: the process has lost its device then, for whatever comes next, or there was no
-    memory.
+    """A stream and what is done on it.
+
+    Every failure raises :class:`RunnerFailedError` with CUDA's name for it: there was no memory, or
+    the process has lost its device for whatever comes next.
     """
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
-        self.stream: int = int(self._checked(runtime.cudaStreamCreate()))
+        self.stream = int(self._call("cudaStreamCreate"))
 
-    def _checked(self, result: tuple[Any, ...]) -> Any:
-        code, *values = result
+    def _call(self, name: str, *arguments: Any) -> Any:
+        code, *values = getattr(self._runtime, name)(*arguments)
         known = self._runtime.cudaError_t
         if code == known.cudaErrorMemoryAllocation:
             raise RunnerFailedError(
@@ -55,112 +66,92 @@ class Cuda:
             raise RunnerFailedError(f"CUDA failed: {code.name}", Verdict.CRASHED, lost=True)
         return values[0] if len(values) == 1 else values
 
-    def free_bytes(self) -> int:
-        """What of the device's memory nobody has taken."""
-        return int(self._checked(self._runtime.cudaMemGetInfo())[0])
-
-    def allocate(self, size: int) -> int:
-        """A device pointer to ``size`` bytes (at least one)."""
-        return int(self._checked(self._runtime.cudaMalloc(max(1, size))))
-
-    def free(self, pointer: int) -> None:
-        """Give memory back."""
-        self._checked(self._runtime.cudaFree(pointer))
-
     def with_own_stream(self) -> Cuda:
         """The same device with a stream of its own."""
         return Cuda(self._runtime)
 
     def close(self) -> None:
         """Give the stream back."""
-        self._checked(self._runtime.cudaStreamDestroy(self.stream))
+        self._call("cudaStreamDestroy", self.stream)
+
+    def free_bytes(self) -> int:
+        """What of the device's memory nobody has taken."""
+        return int(self._call("cudaMemGetInfo")[0])
+
+    def allocate(self, size: int) -> int:
+        """A device pointer to ``size`` bytes (at least one)."""
+        return int(self._call("cudaMalloc", max(1, size)))
+
+    def free(self, pointer: int) -> None:
+        """Give memory back."""
+        self._call("cudaFree", pointer)
 
     def fill(self, pointer: int, byte: int, size: int) -> None:
         """Set memory to one byte's value, in the stream's order."""
-        self._checked(self._runtime.cudaMemsetAsync(pointer, byte, size, self.stream))
+        self._call("cudaMemsetAsync", pointer, byte, size, self.stream)
 
     def upload(self, pointer: int, array: NDArray[Any]) -> None:
         """Copy a contiguous array to the device, in the stream's order."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
-        self._checked(
-            self._runtime.cudaMemcpyAsync(
-                pointer, array.ctypes.data, array.nbytes, kind, self.stream
-            )
-        )
+        self._call("cudaMemcpyAsync", pointer, array.ctypes.data, array.nbytes, kind, self.stream)
 
     def download(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Copy an array from the device; complete when this returns."""
         array = np.empty(shape, dtype)
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         if array.nbytes:
-            self._checked(
-                self._runtime.cudaMemcpyAsync(
-                    array.ctypes.data, pointer, array.nbytes, kind, self.stream
-                )
+            self._call(
+                "cudaMemcpyAsync", array.ctypes.data, pointer, array.nbytes, kind, self.stream
             )
         self.synchronise()
         return array
 
     def synchronise(self) -> None:
         """Wait until the stream has done all it was given."""
-        self._checked(self._runtime.cudaStreamSynchronize(self.stream))
+        self._call("cudaStreamSynchronize", self.stream)
 
-    def event(self) -> Any:
-        """A mark in time."""
-        return self._checked(self._runtime.cudaEventCreate())
-
-    def destroy(self, event: Any) -> None:
-        """Give ``event`` back."""
-        self._checked(self._runtime.cudaEventDestroy(event))
-
-    def record(self, event: Any) -> None:
-        """Put ``event`` into the stream."""
-        self._checked(self._runtime.cudaEventRecord(event, self.stream))
-
-    def elapsed_ms(self, begin: Any, end: Any) -> float:
-        """Milliseconds between two recorded events, once the second has happened."""
-        self._checked(self._runtime.cudaEventSynchronize(end))
-        return float(self._checked(self._runtime.cudaEventElapsedTime(begin, end)))
+    def elapsed_ms(self, enqueue: Callable[[], None]) -> float:
+        """The device's milliseconds for what ``enqueue`` puts into the stream."""
+        begin, end = self._call("cudaEventCreate"), self._call("cudaEventCreate")
+        self._call("cudaEventRecord", begin, self.stream)
+        enqueue()
+        self._call("cudaEventRecord", end, self.stream)
+        self._call("cudaEventSynchronize", end)
+        elapsed = float(self._call("cudaEventElapsedTime", begin, end))
+        for event in (begin, end):
+            self._call("cudaEventDestroy", event)
+        return elapsed
 
     def device(self) -> dict[str, str]:
         """The GPU's name and compute capability, and the versions of driver and runtime."""
-        number = self._checked(self._runtime.cudaGetDevice())
-        properties = self._checked(self._runtime.cudaGetDeviceProperties(number))
-        driver = self._checked(self._runtime.cudaDriverGetVersion())
-        runtime = self._checked(self._runtime.cudaRuntimeGetVersion())
+        properties = self._call("cudaGetDeviceProperties", self._call("cudaGetDevice"))
+        name = properties.name
+        driver, runtime = (
+            self._call(name) for name in ("cudaDriverGetVersion", "cudaRuntimeGetVersion")
+        )
         return {
-            "gpu": properties.name.decode()
-            if isinstance(properties.name, bytes)
-            else str(properties.name),
+            "gpu": name.decode() if isinstance(name, bytes) else str(name),
             "compute_capability": f"{properties.major}.{properties.minor}",
             "cuda_driver": f"{driver // 1000}.{driver % 1000 // 10}",
             "cuda_runtime": f"{runtime // 1000}.{runtime % 1000 // 10}",
         }
 
 
-_MARGIN = 512
-"""Bytes on either side: as much as CUDA aligns memory to, so that what lies between is aligned."""
-_UNTOUCHED, _POISON = 0xA5, 0xFF
-"""Patterns: of a margin, and of an output before the run (all bits set are NaN as a float)."""
-
-
 class GuardedMemory:
-    """``size`` bytes of device memory at ``pointer``, between two margins, filled with what nobody
-    mistakes for an answer.
-    """
+    """``size`` bytes of device memory between two margins, poisoned."""
 
     def __init__(self, cuda: Cuda, size: int) -> None:
         self._cuda, self._size = cuda, size
-        self._base = cuda.allocate(size + 2 * _MARGIN)
-        self.pointer = self._base + _MARGIN
-        cuda.fill(self._base, _UNTOUCHED, size + 2 * _MARGIN)
-        cuda.fill(self.pointer, _POISON, size)
+        self._base = cuda.allocate(size + 2 * MARGIN_BYTES)
+        self.pointer = self._base + MARGIN_BYTES
+        cuda.fill(self._base, MARGIN_BYTE, size + 2 * MARGIN_BYTES)
+        cuda.fill(self.pointer, POISON_BYTE, size)
 
     def intact(self) -> bool:
         """Whether nobody wrote to the margins."""
         margins = (self._base, self.pointer + self._size)
-        read = (self._cuda.download(m, (_MARGIN,), np.dtype(np.uint8)) for m in margins)
-        return all(bool((found == _UNTOUCHED).all()) for found in read)
+        read = (self._cuda.download(m, (MARGIN_BYTES,), np.dtype(np.uint8)) for m in margins)
+        return all(bool((found == MARGIN_BYTE).all()) for found in read)
 
     def free(self) -> None:
         """Give it back."""
@@ -176,44 +167,38 @@ class Buffers:
         self._trt, self._cuda, self._context, self._arrays = trt, cuda, context, arrays
         self._engine = context.engine
         self._inputs: dict[str, GuardedMemory] = {}
-        self._host: list[NDArray[Any]] = []
+        self._host: list[NDArray[Any]] = []  # copies are made while these are held
         self._allocators: dict[str, Any] = {}
 
     def __enter__(self) -> Buffers:
         try:
-            self._bind_all()
+            for index in range(self._engine.num_io_tensors):
+                name = self._engine.get_tensor_name(index)
+                if self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT:
+                    self._bind_input(name)
+                else:
+                    allocator = _output_allocator(self._trt, self._cuda)
+                    self._context.set_output_allocator(name, allocator)
+                    self._allocators[name] = allocator
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def _bind_all(self) -> None:
-        engine = self._engine
-        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-        for name in names:
-            if engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT:
-                self._bind_input(name)
-                continue
-            allocator = _output_allocator(self._trt, self._cuda)
-            self._context.set_output_allocator(name, allocator)
-            self._allocators[name] = allocator
+    def __exit__(self, *_: object) -> None:
+        outputs = (memory for a in self._allocators.values() for memory in a.memory)
+        for memory in (*self._inputs.values(), *outputs):
+            memory.free()
 
     def fix(self) -> None:
-        """Let outputs whose shapes follow from the inputs' lie from here on where they lie after a
-        run: each inference would ask for their places, which takes 7 us an output (measured on an
-        H100, where eight elementwise outputs take 9 us in all).
+        """Let outputs of known shape stay where they are after a run.
+
+        Each inference would ask for their places, which takes longer than a small model's run.
         """
         for name, allocator in self._allocators.items():
             if -1 not in tuple(self._context.get_tensor_shape(name)):
                 self._context.set_output_allocator(name, None)
                 self._context.set_tensor_address(name, allocator.memory[-1].pointer)
-
-    def __exit__(self, *_: object) -> None:
-        for memory in (
-            *self._inputs.values(),
-            *(m for a in self._allocators.values() for m in a.memory),
-        ):
-            memory.free()
 
     @property
     def failure(self) -> RunnerFailedError | None:
@@ -226,8 +211,11 @@ class Buffers:
         Raises:
             RunnerFailedError: the engine wrote where none of its tensors lies.
         """
-        outputs = {name: self._fetch(name) for name in self._allocators}
-        lying = {**self._inputs, **{n: a.memory[-1] for n, a in self._allocators.items()}}
+        outputs, lying = {}, dict(self._inputs)
+        for name, allocator in self._allocators.items():
+            lying[name] = allocator.memory[-1]
+            dtype = _np_dtype(self._trt, self._engine.get_tensor_dtype(name))
+            outputs[name] = self._cuda.download(lying[name].pointer, allocator.shape, dtype)
         for name, memory in lying.items():
             if not memory.intact():
                 raise RunnerFailedError(
@@ -237,14 +225,9 @@ class Buffers:
                 )
         return outputs
 
-    def _fetch(self, name: str) -> NDArray[Any]:
-        allocator = self._allocators[name]
-        dtype = np_dtype(self._trt, self._engine.get_tensor_dtype(name))
-        return self._cuda.download(allocator.memory[-1].pointer, allocator.shape, dtype)
-
     def _bind_input(self, name: str) -> None:
         engine, context = self._engine, self._context
-        dtype = np_dtype(self._trt, engine.get_tensor_dtype(name))
+        dtype = _np_dtype(self._trt, engine.get_tensor_dtype(name))
         # ascontiguousarray would give a scalar an axis.
         array = np.asarray(self._arrays[name], dtype, order="C")
         if not context.set_input_shape(name, array.shape):
@@ -263,7 +246,7 @@ class Buffers:
 
 def _output_allocator(trt: Any, cuda: Cuda) -> Any:
     class Allocator(trt.IOutputAllocator):  # type: ignore[misc]
-        """Gives an output the memory it asks for, once its size is known; poisoned each time."""
+        """Gives an output the memory it asks for, once its size is known."""
 
         def __init__(self) -> None:
             trt.IOutputAllocator.__init__(self)
@@ -293,10 +276,9 @@ def _output_allocator(trt: Any, cuda: Cuda) -> Any:
     return Allocator()
 
 
-def np_dtype(trt: Any, dtype: Any) -> np.dtype[Any]:
+def _np_dtype(trt: Any, dtype: Any) -> np.dtype[Any]:
     """NumPy's type for TensorRT's; BF16 is ml_dtypes'."""
-    if dtype.name == "BF16":
-        bf16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bf16
-    plain: np.dtype[Any] = np.dtype(trt.nptype(dtype))
-    return plain
+    found: np.dtype[Any] = np.dtype(
+        ml_dtypes.bfloat16 if dtype.name == "BF16" else trt.nptype(dtype)
+    )
+    return found

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.base.atomic_files import write_whole
 from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import Verdict
+from bisect_trt.runners.process import LOG_LINES
 from bisect_trt.runners.tensorrt.buffers import Cuda
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest, WeakTyping
 
 if TYPE_CHECKING:
     import tensorrt
 
+LIBRARIES_BYTES = 256 << 20
+"""What the libraries under TensorRT take for themselves: where less of the GPU's memory is left
+their errors are of other things (CUDNN_STATUS_INTERNAL_ERROR)."""
 
-_MOST_LINES = 8
+_KEPT_SEVERITIES = ("INTERNAL_ERROR", "ERROR", "WARNING")
 _NO_MEMORY = (
     "out of memory",
     "outofmemory",
@@ -27,42 +31,135 @@ _NO_MEMORY = (
     "allocation failed",
     "memory is insufficient",
 )
-"""What its errors say, in small letters, where the GPU's memory does not suffice."""
+"""What TensorRT's errors say, in small letters, where the GPU's memory does not suffice."""
+_NODE_MARK = "[ONNX Layer: "
 
 
-_ROOM = 256 << 20
-"""Bytes that the libraries under TensorRT take for themselves: where less is left their errors are
-of other things ("CUDNN_STATUS_INTERNAL_ERROR" on an H100 that had 700 MB for a process)."""
+def make_logger(trt: Any) -> Any:
+    """A logger that keeps warnings and errors as (severity, text) in ``messages``."""
+
+    class Collector(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.messages: list[tuple[str, str]] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            kept = (severity.name, message)
+            if severity.name in _KEPT_SEVERITIES and kept not in self.messages:
+                self.messages.append(kept)
+
+    return Collector()
 
 
 def refusal(
     message: str, verdict: Verdict, logger: Any, cuda: Cuda | None = None
 ) -> RunnerFailedError:
-    """The error to raise, with the last of what ``logger`` heard. Where TensorRT could run or load
-    nothing the process may have lost its device.
+    """The error to raise, with the last of what ``logger`` heard.
+
+    Where TensorRT could run or load nothing the process may have lost its device.
     """
     errors = [text.lower() for severity, text in logger.messages if "ERROR" in severity]
-    told = any(words in text for text in errors for words in _NO_MEMORY)
-    scarce = told or (cuda is not None and _is_full(cuda))
+    scarce = any(words in text for text in errors for words in _NO_MEMORY) or _is_full(cuda)
     if scarce:
         message = f"{message}: the GPU's memory does not suffice"
     lost = verdict is not Verdict.BUILD_FAILED
-    return RunnerFailedError(message, verdict, last_lines(logger), lost=lost, machine=scarce)
+    return RunnerFailedError(message, verdict, _last_lines(logger), lost=lost, machine=scarce)
 
 
-def _is_full(cuda: Cuda) -> bool:
+def _is_full(cuda: Cuda | None) -> bool:
     try:
-        return cuda.free_bytes() < _ROOM
+        return cuda is not None and cuda.free_bytes() < LIBRARIES_BYTES
     except RunnerFailedError:  # the device is lost
         return False
 
 
-def last_lines(logger: Any) -> list[str]:
-    """The last of what ``logger`` heard."""
-    return [f"[{severity}] {text}" for severity, text in logger.messages][-_MOST_LINES:]
+def _last_lines(logger: Any) -> list[str]:
+    return [f"[{severity}] {text}" for severity, text in logger.messages][-LOG_LINES:]
 
 
-_MARK = "[ONNX Layer: "
+def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) -> Built:
+    """Parse, check and build.
+
+    Raises:
+        RunnerFailedError: BUILD_FAILED, with the parser's or builder's last words.
+    """
+    logger = make_logger(trt)
+    builder = trt.Builder(logger)
+    began = time.perf_counter()
+    network = parse(trt, builder, logger, request)
+    parse_seconds = time.perf_counter() - began
+    inputs = _renamed_inputs(network, request)
+    config = builder.create_builder_config()
+    _configure(trt, config, request)
+    profile = _profile(builder, network, request, inputs)
+    if profile is not None:
+        config.add_optimization_profile(profile)
+    if request.weak is not None:
+        apply_weak_types(network, config, request.weak)
+    types = node_types(trt, network, request.producers)
+    timing = _read_timing_cache(config, cache)
+    began = time.perf_counter()
+    serialised = builder.build_serialized_network(network, config)
+    seconds = {"parse": parse_seconds, "build": time.perf_counter() - began}
+    if serialised is None:
+        reason = _last_lines(logger)[-1] if logger.messages else "no reason given"
+        raise refusal(f"TensorRT cannot build the engine: {reason}", Verdict.BUILD_FAILED, logger)
+    if timing is not None and cache is not None:
+        write_whole(cache, bytes(config.get_timing_cache().serialize()))
+    return Built(bytes(serialised), seconds, types, list(logger.messages), inputs)
+
+
+def parse(trt: Any, builder: Any, logger: Any, request: EngineRequest) -> Any:
+    """The request's model as a network.
+
+    Raises:
+        RunnerFailedError: BUILD_FAILED, naming the node.
+    """
+    network = builder.create_network(_network_flags(trt, request))
+    parser = trt.OnnxParser(network, logger)
+    parsed = (
+        parser.parse(request.model)
+        if isinstance(request.model, bytes)
+        else parser.parse_from_file(request.model)
+    )
+    if parsed:
+        return network
+    named, words = "", ": no reason given"
+    if parser.num_errors:
+        error = parser.get_error(0)
+        named = error.node_name() if hasattr(error, "node_name") else ""
+        words = f" at node {error.node()} ({named or 'unnamed'}): {error.desc()}"
+    raise RunnerFailedError(
+        f"TensorRT cannot parse the model{words}",
+        Verdict.BUILD_FAILED,
+        _last_lines(logger),
+        node=named,
+    )
+
+
+def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The types of what each ONNX node gives, by the node's name, as the parsed network has them.
+
+    A node can become several layers; the last one with its name in the metadata gives the node's
+    result. Loops leave no metadata: there ``producers`` tells the node by the name of its output
+    tensor.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    named = frozenset(producers.values())
+    for layer in _layers(network):
+        outputs = [t for t in _outputs(layer) if t is not None]
+        types = tuple(tensor.dtype.name for tensor in outputs)
+        for tensor in outputs:
+            if tensor.name in producers:
+                found.setdefault(producers[tensor.name], (tensor.dtype.name,))
+        if layer.type is trt.LayerType.CONSTANT:
+            continue
+        for said in _metadata(layer):
+            # Of what an If chooses from, and of all behind it: "third | if (If)"; a node may have
+            # such a name of its own.
+            node = said if said in named else said.partition(" | ")[0]
+            found |= dict.fromkeys((said, node), types)
+    return found
 
 
 def apply_weak_types(
@@ -91,162 +188,60 @@ def apply_weak_types(
         )
         raise RunnerFailedError(message, Verdict.BUILD_FAILED) from error
     missing = set(typing.pinned - typing.moved)
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
-        found = onnx_names(layer) & typing.pinned
+    for layer in _layers(network):
+        found = _onnx_names(layer) & typing.pinned
         if found:
             missing -= found
             _hold_in_fp32(layer)
     if missing:
-        named = sorted(missing)
         raise RunnerFailedError(
-            f"pinned layer {named[0]!r} is not in the network ({len(named)} such)",
+            f"pinned layer {min(missing)!r} is not in the network ({len(missing)} such)",
             Verdict.BUILD_FAILED,
         )
 
 
-def onnx_names(layer: tensorrt.ILayer) -> set[str]:
-    """The ONNX nodes a network layer was made from: its own name, and those in its metadata, where
-    what lies in an If says so: "exp | then (then_branch) | if (If)".
+def _onnx_names(layer: tensorrt.ILayer) -> set[str]:
+    """The ONNX nodes a network layer was made from, and the If around it.
+
+    In the metadata of what lies in an If: "exp | then (then_branch) | if (If)".
     """
     names = {layer.name}
-    for part in (getattr(layer, "metadata", "") or "").split(_MARK)[1:]:
-        said = part.rpartition("]")[0]
-        subgraphs = said.split(" | ")
-        names |= {said, subgraphs[0]}
-        names |= {
-            subgraph.removesuffix(" (If)")
-            for subgraph in subgraphs[1:]
-            if subgraph.endswith(" (If)")
-        }
+    for said in _metadata(layer):
+        node, *around = said.split(" | ")
+        names |= {said, node}
+        names |= {name.removesuffix(" (If)") for name in around if name.endswith(" (If)")}
     return names
 
 
 def _hold_in_fp32(layer: tensorrt.ILayer) -> None:
     import tensorrt as trt
 
-    outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+    outputs = _outputs(layer)
     if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE) or any(
         t.is_shape_tensor for t in outputs
     ):
         return
     floats = [i for i, t in enumerate(outputs) if t.dtype.name in ("FLOAT", "HALF", "BF16")]
-    if not floats:
-        return
-    layer.precision = trt.DataType.FLOAT
+    if floats:
+        layer.precision = trt.DataType.FLOAT
     for index in floats:
         layer.set_output_type(index, trt.DataType.FLOAT)
 
 
-_BESIDE = " | "
-"""In a layer's metadata between its node and the If that is around it, or was before it."""
-
-_KEPT = ("INTERNAL_ERROR", "ERROR", "WARNING")
+def _layers(network: Any) -> Iterator[Any]:
+    return (network.get_layer(index) for index in range(network.num_layers))
 
 
-def make_logger(trt: Any) -> Any:
-    """A logger that keeps warnings and errors as (severity, text) in ``messages``."""
-
-    class Collector(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.messages: list[tuple[str, str]] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity.name in _KEPT and (severity.name, message) not in self.messages:
-                self.messages.append((severity.name, message))
-
-    return Collector()
+def _outputs(layer: Any) -> list[Any]:
+    return [layer.get_output(index) for index in range(layer.num_outputs)]
 
 
-def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) -> Built:
-    """Parse, check and build.
-
-    Raises:
-        RunnerFailedError: BUILD_FAILED, with the parser's or builder's last words.
-    """
-    logger = make_logger(trt)
-    builder = trt.Builder(logger)
-    began = time.perf_counter()
-    network = parse(trt, builder, logger, request)
-    parse_seconds = time.perf_counter() - began
-    config = builder.create_builder_config()
-    _configure(trt, builder, network, config, request)
-    if request.weak is not None:
-        apply_weak_types(network, config, request.weak)
-    if hasattr(network, "mark_debug"):  # from 9 on
-        for tensor in _tensors(network, frozenset(request.debug)):
-            network.mark_debug(tensor)
-    types = node_types(trt, network, request.producers)
-    timing = _read_timing_cache(config, cache)
-    began = time.perf_counter()
-    serialised = builder.build_serialized_network(network, config)
-    build_seconds = time.perf_counter() - began
-    if serialised is None:
-        reason = last_lines(logger)[-1] if logger.messages else "no reason given"
-        raise refusal(f"TensorRT cannot build the engine: {reason}", Verdict.BUILD_FAILED, logger)
-    if timing is not None and cache is not None:
-        write_whole(cache, bytes(config.get_timing_cache().serialize()))
-    seconds = {"parse": parse_seconds, "build": build_seconds}
-    inputs = _other_names(network, request)
-    return Built(bytes(serialised), seconds, types, list(logger.messages), inputs)
-
-
-def parse(trt: Any, builder: Any, logger: Any, request: EngineRequest) -> Any:
-    """The request's model as a network.
-
-    Raises:
-        RunnerFailedError: BUILD_FAILED, naming the node.
-    """
-    network = builder.create_network(_network_flags(trt, request))
-    parser = trt.OnnxParser(network, logger)
-    parsed = (
-        parser.parse(request.model)
-        if isinstance(request.model, bytes)
-        else parser.parse_from_file(request.model)
-    )
-    if not parsed:
-        errors = [parser.get_error(i) for i in range(parser.num_errors)]
-        first = errors[0] if errors else None
-        named = _node_name(first) if first is not None else ""
-        where = f" at node {first.node()} ({named or 'unnamed'})" if first is not None else ""
-        what = first.desc() if first is not None else "no reason given"
-        raise RunnerFailedError(
-            f"TensorRT cannot parse the model{where}: {what}",
-            Verdict.BUILD_FAILED,
-            last_lines(logger),
-            node=named,
-        )
-    return network
-
-
-def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The types of what each ONNX node gives, by the node's name, as the parsed network has them.
-
-    A node can become several layers; the last one with its name in the metadata gives the node's
-    result. Loops leave no metadata: there ``producers`` tells the node by the name of its output
-    tensor.
-    """
-    mark, found = "[ONNX Layer: ", dict[str, tuple[str, ...]]()
-    named = frozenset(producers.values())
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
-        for tensor in filter(None, (layer.get_output(i) for i in range(layer.num_outputs))):
-            if tensor.name in producers:
-                found.setdefault(producers[tensor.name], (tensor.dtype.name,))
-        for part in (getattr(layer, "metadata", "") or "").split(mark)[1:]:
-            said = part.rpartition("]")[0]
-            if said and layer.type is not trt.LayerType.CONSTANT:
-                types = tuple(
-                    layer.get_output(i).dtype.name
-                    for i in range(layer.num_outputs)
-                    if layer.get_output(i) is not None
-                )
-                # Of what an If chooses from, and of all behind it: "third | if (If)"; a node may
-                # have such a name of its own.
-                one = said if said in named else said.partition(_BESIDE)[0]
-                found |= dict.fromkeys((said, one), types)
-    return found
+def _metadata(layer: Any) -> Iterator[str]:
+    """What a network layer's metadata says of the ONNX nodes it was made from."""
+    for part in (getattr(layer, "metadata", "") or "").split(_NODE_MARK)[1:]:
+        said = part.rpartition("]")[0]
+        if said:
+            yield said
 
 
 def _network_flags(trt: Any, request: EngineRequest) -> int:
@@ -264,29 +259,23 @@ def _network_flags(trt: Any, request: EngineRequest) -> int:
     return bits
 
 
-def _configure(trt: Any, builder: Any, network: Any, config: Any, request: EngineRequest) -> None:
+def _configure(trt: Any, config: Any, request: EngineRequest) -> None:
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if request.tf32:
         config.set_flag(trt.BuilderFlag.TF32)
     else:
         config.clear_flag(trt.BuilderFlag.TF32)
-    options = request.options
-    if options.optimisation_level is not None:
-        config.builder_optimization_level = options.optimisation_level
-    if not options.tactics:
+    if request.options.optimisation_level is not None:
+        config.builder_optimization_level = request.options.optimisation_level
+    if not request.options.tactics:
         config.set_tactic_sources(0)
-    profile = _profile(builder, network, request)
-    if profile is not None:
-        config.add_optimization_profile(profile)
 
 
-def _profile(builder: Any, network: Any, request: EngineRequest) -> Any:
+def _profile(builder: Any, network: Any, request: EngineRequest, renamed: Mapping[str, str]) -> Any:
     """The optimisation profile, None for a network of fixed shapes."""
     profile, needed = builder.create_optimization_profile(), False
-    names = _other_names(network, request)
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
-        name = names.get(tensor.name, tensor.name)
+    for tensor in _inputs(network):
+        name = renamed.get(tensor.name, tensor.name)
         if tensor.is_shape_tensor and name in request.values:
             needed = True
             profile.set_shape_input(tensor.name, *request.values[name])
@@ -296,28 +285,20 @@ def _profile(builder: Any, network: Any, request: EngineRequest) -> Any:
     return profile if needed else None
 
 
-def _other_names(network: Any, request: EngineRequest) -> dict[str, str]:
-    """The model's names of inputs that the parser calls otherwise: ``__x`` where x is an output
-    too, and as a Loop's body does where x is its condition. They stay in the model's order.
+def _inputs(network: Any) -> list[Any]:
+    return [network.get_input(index) for index in range(network.num_inputs)]
+
+
+def _renamed_inputs(network: Any, request: EngineRequest) -> dict[str, str]:
+    """The model's names of inputs that the parser calls otherwise.
+
+    ``__x`` where x is an output too, and as a Loop's body does where x is its condition. They stay
+    in the model's order.
     """
-    called = [network.get_input(i).name for i in range(network.num_inputs)]
+    called = [tensor.name for tensor in _inputs(network)]
     its = [name for name in called if name not in request.profile]
     ours = [name for name in request.profile if name not in called]
     return dict(zip(its, ours, strict=True)) if len(its) == len(ours) else {}
-
-
-def _tensors(network: Any, wanted: frozenset[str]) -> list[Any]:
-    found = []
-    for index in range(network.num_layers if wanted else 0):
-        layer = network.get_layer(index)
-        outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
-        found += [t for t in outputs if t is not None and t.name in wanted]
-    return found
-
-
-def _node_name(error: Any) -> str:
-    name: str = error.node_name() if hasattr(error, "node_name") else ""
-    return name
 
 
 def _read_timing_cache(config: Any, cache: Path | None) -> Any:

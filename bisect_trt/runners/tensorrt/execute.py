@@ -1,32 +1,48 @@
-"""Running a serialised engine on real inputs, in one context or two: outputs of unknown shape,
-debug tensors, latency.
+"""Running a serialised engine on real inputs: outputs of unknown shape, latency, repeated runs.
+
+One run of an engine is no observation: every sample is run several times, in two contexts and in
+another order, and as often as it takes where the answers are not all the same.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.base.atomic_files import write_whole
 from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.runners.tensorrt.buffers import Buffers, Cuda, np_dtype
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.metrics.statistics import copies_needed
+from bisect_trt.runners.tensorrt.buffers import Buffers, Cuda
 from bisect_trt.runners.tensorrt.build import refusal
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
 
-Arrays = dict[str, NDArray[Any]]
+WARM_UP_S = 0.1
+LATENCY_TIME_S = 0.3
+MIN_LATENCY_RUNS = 10
 
-WARM_UP_S, MEASURED_S, MOST_RUNS, FEWEST_RUNS = 0.1, 0.3, 500, 10
+REPEATS = 3
+"""How often each sample is run at least: forwards, backwards in the other context, forwards."""
+ENOUGH = copies_needed(0.95)
+"""Runs of which all must meet the requirement to bound the share that does by 95 %: 59."""
+REPEAT_BUDGET_S = 30.0
+MAX_DIFFERENT_ANSWERS = 16
+
+Counted = tuple[tuple[Arrays, int], ...]
+Run = Callable[[Arrays], Arrays]
 
 
 class LoadedEngine:
-    """An engine with its execution context. ``seconds`` holds what loading it and making the
-    context took.
+    """An engine with its execution contexts.
+
+    ``seconds`` holds what loading it and making the first context took.
 
     Raises:
         RunnerFailedError: the engine cannot be loaded.
@@ -38,7 +54,8 @@ class LoadedEngine:
         cuda: Cuda,
         logger: Any,
         serialised: bytes,
-        cache: Path | None = None,
+        *,
+        kernels: Path | None = None,
         options: EngineOptions = AS_USUAL,
     ) -> None:
         self._trt, self._cuda, self._logger = trt, cuda, logger
@@ -49,7 +66,7 @@ class LoadedEngine:
             raise refusal("TensorRT cannot load the engine", Verdict.CRASHED, logger, cuda)
         loaded = time.perf_counter()
         self._kernels: Any = None
-        self._config = self._runtime_config(cache, options)
+        self._config = self._runtime_config(kernels, options)
         self.first = self._context(cuda)
         self._second: EngineContext | None = None
         self.seconds = {"load": loaded - began, "context": time.perf_counter() - loaded}
@@ -63,8 +80,7 @@ class LoadedEngine:
                 self._second = self._context(self._cuda.with_own_stream())
             except RunnerFailedError:
                 self._second = self.first
-                # What was said of this one is no word on what comes next.
-                del self._logger.messages[heard:]
+                del self._logger.messages[heard:]  # they say nothing of what comes next
         return self._second
 
     def close(self) -> None:
@@ -121,16 +137,14 @@ class EngineContext:
         """Give its stream back."""
         self._cuda.close()
 
-    def run(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    def run(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
         """The outputs for one sample."""
         with self._bound(arrays) as buffers:
             self._enqueue(buffers)
             return buffers.fetch_all()
 
-    def latency_ms(self, arrays: Mapping[str, NDArray[Any]]) -> float:
-        """The median time of one inference on the device, copies apart, by CUDA events after a
-        warm-up.
-        """
+    def latency_ms(self, arrays: Arrays) -> float:
+        """The median time of one inference on the device, without copies, after a warm-up."""
         with self._bound(arrays) as buffers:
             self._enqueue(buffers)
             self._cuda.synchronise()
@@ -139,46 +153,13 @@ class EngineContext:
             while time.perf_counter() < deadline:
                 self._enqueue(buffers)
                 self._cuda.synchronise()
-            begin, end = self._cuda.event(), self._cuda.event()
             times: list[float] = []
-            deadline = time.perf_counter() + MEASURED_S
-            while len(times) < FEWEST_RUNS or (
-                len(times) < MOST_RUNS and time.perf_counter() < deadline
-            ):
-                self._cuda.record(begin)
-                self._enqueue(buffers)
-                self._cuda.record(end)
-                times.append(self._cuda.elapsed_ms(begin, end))
-            for event in (begin, end):
-                self._cuda.destroy(event)
+            deadline = time.perf_counter() + LATENCY_TIME_S
+            while len(times) < MIN_LATENCY_RUNS or time.perf_counter() < deadline:
+                times.append(self._cuda.elapsed_ms(lambda: self._enqueue(buffers)))
             return statistics.median(times)
 
-    def debug_values(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-        """The values of the engine's debug tensors for one sample; empty where this TensorRT never
-        reports them.
-        """
-        trt, cuda, seen = self._trt, self._cuda, Arrays()
-        if not hasattr(trt, "IDebugListener"):
-            return seen
-
-        class Listener(trt.IDebugListener):  # type: ignore[misc, name-defined]
-            def __init__(self) -> None:
-                trt.IDebugListener.__init__(self)
-
-            def process_debug_tensor(
-                self, memory: Any, location: Any, dtype: Any, shape: Any, name: str, stream: Any
-            ) -> bool:
-                seen[name] = cuda.download(
-                    int(memory), tuple(shape), np_dtype(trt, dtype)
-                )  # lives only during this call
-                return True
-
-        self.context.set_debug_listener(Listener())
-        self.context.set_all_tensors_debug_state(True)
-        self.run(arrays)
-        return seen
-
-    def _bound(self, arrays: Mapping[str, NDArray[Any]]) -> Buffers:
+    def _bound(self, arrays: Arrays) -> Buffers:
         return Buffers(self._trt, self._cuda, self.context, arrays)
 
     def _enqueue(self, buffers: Buffers) -> None:
@@ -186,3 +167,51 @@ class EngineContext:
             what = "the engine could not be executed"
             failed = refusal(what, Verdict.CRASHED, self._logger, self._cuda)
             raise buffers.failure or failed
+
+
+def run_repeatedly(
+    samples: Sequence[Arrays], contexts: Sequence[Run], repeats: int
+) -> list[Counted]:
+    """Each sample's answers with how often they came, the most frequent first.
+
+    Every sample is run ``repeats`` times, every other time in the next context and in reverse
+    order. Where an answer differs from another to the same sample, all are run on until there are
+    enough runs to bound the share of bad ones, for half a minute at most.
+    """
+    answers: list[list[tuple[Arrays, int]]] = [[] for _ in samples]
+    deadline = time.perf_counter() + REPEAT_BUDGET_S
+    passes = 0
+    while passes < repeats or (
+        repeats > 1
+        and 1 < max(len(known) for known in answers) < MAX_DIFFERENT_ANSWERS
+        and passes < max(2 * repeats, -(-ENOUGH // len(samples)))
+        and time.perf_counter() < deadline
+    ):
+        order = range(len(samples)) if passes % 2 == 0 else reversed(range(len(samples)))
+        run = contexts[passes % len(contexts)]
+        for number in order:
+            _count(answers[number], run(samples[number]))
+        passes += 1
+    return [tuple(sorted(known, key=lambda answer: -answer[1])) for known in answers]
+
+
+def _count(known: list[tuple[Arrays, int]], outputs: Arrays) -> None:
+    for place, (answer, count) in enumerate(known):
+        if same_bits(answer, outputs):
+            known[place] = (answer, count + 1)
+            return
+    known.append((outputs, 1))
+
+
+def same_bits(one: Arrays, other: Arrays) -> bool:
+    """Whether two runs gave the same outputs to the last bit; NaNs of one pattern are the same."""
+    return one.keys() == other.keys() and all(
+        array.shape == other[name].shape
+        and array.dtype == other[name].dtype
+        and bool(np.array_equal(_bytes_of(array), _bytes_of(other[name])))
+        for name, array in one.items()
+    )
+
+
+def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

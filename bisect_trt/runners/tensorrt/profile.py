@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +12,8 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.inputs import input_specs
 from bisect_trt.runners.tensorrt.records import Profile, Shape
 
-_MOST_SHAPE_VALUES = 64
+MAX_SHAPE_ELEMENTS = 64
+"""Of an integer input that may be a shape."""
 
 
 def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequence[str]) -> Profile:
@@ -33,13 +33,13 @@ def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequenc
     profile = {}
     for name in names:
         shapes = [s.shapes[name] for s in samples]
-        profile[name] = given.get(name) or (_each(min, shapes), shapes[0], _each(max, shapes))
-        smallest, _, largest = profile[name]
+        smallest, usual, largest = profile[name] = given.get(name) or (
+            tuple(map(min, zip(*shapes, strict=True))),
+            shapes[0],
+            tuple(map(max, zip(*shapes, strict=True))),
+        )
         for sample, shape in zip(samples, shapes, strict=True):
-            inside = len(shape) == len(smallest) and all(
-                a <= b <= c for a, b, c in zip(smallest, shape, largest, strict=True)
-            )
-            if not inside:
+            if len(shape) != len(usual) or not _ordered(smallest, shape, largest):
                 raise BadInputError(
                     f"{sample.name}: input {name!r} of shape {shape} is outside --profile "
                     f"{smallest} to {largest}"
@@ -48,24 +48,27 @@ def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequenc
 
 
 def values_of(samples: Sequence[Sample]) -> Profile:
-    """(min, opt, max) values of the small integer inputs over the samples: TensorRT asks for them
-    where an input is a shape.
+    """(min, opt, max) values of the small integer inputs over the samples.
+
+    TensorRT asks for them where an input is a shape.
     """
     found: dict[str, tuple[Shape, Shape, Shape]] = {}
-    of_shapes = [
-        name
-        for name, first in samples[0].arrays.items()
-        if first.dtype.kind in "iu" and first.size <= _MOST_SHAPE_VALUES
-    ]
-    for name in of_shapes:  # no others are read: of many samples they would not fit together
+    for name, first in samples[0].arrays.items():
+        if first.dtype.kind not in "iu" or first.size > MAX_SHAPE_ELEMENTS:
+            continue  # no others are read: of many samples they would not fit together
         arrays = [s.arrays[name].ravel() for s in samples]
         if len({a.size for a in arrays}) == 1:
             stacked = np.stack(arrays)
-            found[name] = tuple(
-                tuple(int(v) for v in row)
-                for row in (stacked.min(axis=0), stacked[0], stacked.max(axis=0))
-            )  # type: ignore[assignment]
+            smallest, usual, largest = (
+                tuple(map(int, row))
+                for row in (stacked.min(axis=0), arrays[0], stacked.max(axis=0))
+            )
+            found[name] = (smallest, usual, largest)
     return found
+
+
+def _ordered(smallest: Shape, shape: Shape, largest: Shape) -> bool:
+    return all(a <= b <= c for a, b, c in zip(smallest, shape, largest, strict=True))
 
 
 def _parsed_profile(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
@@ -79,16 +82,10 @@ def _parsed_profile(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
             f"--profile {text!r}: write INPUT:MIN/OPT/MAX, such as "
             "x:1x3x32x32/1x3x64x64/1x3x128x128"
         ) from None
-    ordered = len(smallest) == len(usual) == len(largest) and all(
-        1 <= a <= b <= c for a, b, c in zip(smallest, usual, largest, strict=True)
-    )
-    if not name or not ordered:
+    same_rank = len(smallest) == len(usual) == len(largest)
+    if not name or not same_rank or min(smallest) < 1 or not _ordered(smallest, usual, largest):
         raise BadInputError(
             f"--profile {text!r}: sizes must be positive, as many in each shape, and none smaller "
             "than the one before it: MIN/OPT/MAX"
         )
     return name, (smallest, usual, largest)
-
-
-def _each(choose: Any, shapes: Sequence[Shape]) -> Shape:
-    return tuple(choose(sizes) for sizes in zip(*shapes, strict=True))

@@ -19,124 +19,15 @@ _TYPE_NAME = {
 }
 _FLOATS = frozenset(_TYPE_NAME.values())
 _SPELLINGS = {
-    "HALF": r"\b(half|fp16|float16)\b",
-    "BF16": r"\b(bf16|bfloat16)\b",
-    "FLOAT": r"\b(float|fp32|float32)\b",
+    "HALF": re.compile(r"\b(half|fp16|float16)\b", re.IGNORECASE),
+    "BF16": re.compile(r"\b(bf16|bfloat16)\b", re.IGNORECASE),
+    "FLOAT": re.compile(r"\b(float|fp32|float32)\b", re.IGNORECASE),
 }
+_TYPE_FIELDS = ("Format/Datatype", "Datatype", "DataType", "Type", "Format")
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1e\x1f]|\[ONNX Layer|$|\s*\+)")
 _NOTABLE = re.compile(
     r"layernorm|overflow|precision|FP16|half|subnormal|fp32|out of range|NaN|infin", re.IGNORECASE
 )
-
-
-def dishonoured_after_parsing(
-    layers: Iterable[Layer], plan: PrecisionPlan, types: Mapping[str, Sequence[str]]
-) -> list[Finding]:
-    """A finding for each layer whose float outputs in the parsed network are not of the plan's
-    type.
-    """
-    findings = []
-    for layer in layers:
-        if plan.base not in layer.precisions or layer.name not in types:
-            continue
-        wanted = _TYPE_NAME[plan.precision_of(layer.name)]
-        wrong = [t for t in types[layer.name] if t in _FLOATS and t != wanted]
-        if wrong:
-            message = (
-                f"layer {layer.name!r} is {wrong[0]} in the parsed network, the plan says {wanted}"
-            )
-            findings.append(Finding("pin-not-honoured", layer.name, message))
-    return findings
-
-
-def dishonoured_in_engine(plan: PrecisionPlan, layers: Iterable[EngineLayer]) -> list[Finding]:
-    """A finding for each pin that the built engine runs in reduced types only.
-
-    An engine layer that holds other ONNX nodes too may hide its inner types, so only those whose
-    every node is pinned count.
-    """
-    reduced = _TYPE_NAME[plan.base]
-    findings = []
-    for layer in layers:
-        if layer.nodes and set(layer.nodes) <= plan.pinned and reduced != "FLOAT":
-            floats = [t for t in (*layer.inputs, *layer.outputs) if t in _FLOATS]
-            if floats and all(t == reduced for t in floats):
-                message = (
-                    f"pinned layer {layer.nodes[0]!r} runs in {reduced} in the built engine "
-                    f"(engine layer {layer.name[:80]!r})"
-                )
-                findings.append(Finding("pin-not-honoured", layer.nodes[0], message))
-    return findings
-
-
-def engine_layers(information: Any) -> list[EngineLayer]:
-    """The layers of an engine inspector's JSON, in the form of TensorRT 10 (``Format/Datatype``) or
-    of 11 (split fields).
-
-    Without detailed profiling verbosity layers are bare names; those are left out.
-    """
-    return [
-        EngineLayer(
-            str(entry.get("Name", "")),
-            _nodes(entry),
-            _types(entry.get("Inputs")),
-            _types(entry.get("Outputs")),
-        )
-        for entry in information.get("Layers", [])
-        if isinstance(entry, dict)
-    ]
-
-
-def warnings_as_findings(
-    messages: Iterable[tuple[str, str]], names: Iterable[str]
-) -> list[Finding]:
-    """The builder's warnings and errors that concern numerics, mapped to the layer they name where
-    they name one.
-    """
-    findings, known = [], sorted(names, key=len, reverse=True)
-    for severity, text in messages:
-        if severity != "WARNING" or _NOTABLE.search(text):
-            where = next(
-                (
-                    n
-                    for n in known
-                    if len(n) > 3
-                    and n in text  # in many messages of many layers hardly any is
-                    and re.search(rf"(?<![\w./]){re.escape(n)}(?![\w/])", text)
-                ),
-                "",
-            )
-            findings.append(
-                Finding("builder", where, f"the builder says: {' '.join(text.split())[:400]}")
-            )
-    return findings
-
-
-def _nodes(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """The ONNX nodes that an engine layer was fused from; its metadata joins them with control
-    characters.
-    """
-    found = _NODE.findall(str(entry.get("Metadata", "")))
-    return tuple(dict.fromkeys(found))
-
-
-def _types(tensors: Any) -> tuple[str, ...]:
-    found = []
-    for tensor in tensors or ():
-        if not isinstance(tensor, dict):
-            continue
-        text = " ".join(
-            str(v)
-            for k, v in tensor.items()
-            if k in ("Format/Datatype", "Datatype", "DataType", "Type", "Format")
-        )
-        named = [
-            name
-            for name, spelling in _SPELLINGS.items()
-            if re.search(spelling, text, re.IGNORECASE)
-        ]
-        found.append(named[0] if named else "OTHER")
-    return tuple(found)
 
 
 def facts_of(
@@ -160,3 +51,96 @@ def facts_of(
         "read_back": sum(layer.name in answer.types for layer in layers),
         "findings": [vars(f) for f in findings],
     }
+
+
+def dishonoured_after_parsing(
+    layers: Iterable[Layer], plan: PrecisionPlan, types: Mapping[str, Sequence[str]]
+) -> list[Finding]:
+    """A finding for each layer with float outputs in the parsed network not of the plan's type."""
+    findings = []
+    for layer in layers:
+        if plan.base not in layer.precisions or layer.name not in types:
+            continue
+        wanted = _TYPE_NAME[plan.precision_of(layer.name)]
+        wrong = [t for t in types[layer.name] if t in _FLOATS and t != wanted]
+        if wrong:
+            message = (
+                f"layer {layer.name!r} is {wrong[0]} in the parsed network, the plan says {wanted}"
+            )
+            findings.append(Finding("pin-not-honoured", layer.name, message))
+    return findings
+
+
+def dishonoured_in_engine(plan: PrecisionPlan, layers: Iterable[EngineLayer]) -> list[Finding]:
+    """A finding for each pin that the built engine runs in reduced types only.
+
+    An engine layer that holds other ONNX nodes too may hide its inner types, so only those whose
+    every node is pinned count.
+    """
+    reduced = _TYPE_NAME[plan.base]
+    findings = []
+    for layer in layers:
+        if reduced == "FLOAT" or not layer.nodes or not set(layer.nodes) <= plan.pinned:
+            continue
+        if {t for t in (*layer.inputs, *layer.outputs) if t in _FLOATS} == {reduced}:
+            message = (
+                f"pinned layer {layer.nodes[0]!r} runs in {reduced} in the built engine "
+                f"(engine layer {layer.name[:80]!r})"
+            )
+            findings.append(Finding("pin-not-honoured", layer.nodes[0], message))
+    return findings
+
+
+def warnings_as_findings(
+    messages: Iterable[tuple[str, str]], names: Iterable[str]
+) -> list[Finding]:
+    """The builder's errors, and its warnings that concern numerics, by the layer they name."""
+    # Names of up to three letters are in many messages by chance.
+    known = sorted((n for n in names if len(n) > 3), key=len, reverse=True)
+    return [
+        Finding("builder", _named_in(text, known), f"the builder says: {_shortened(text)}")
+        for severity, text in messages
+        if severity != "WARNING" or _NOTABLE.search(text)
+    ]
+
+
+def _shortened(text: str) -> str:
+    return " ".join(text.split())[:400]
+
+
+def _named_in(text: str, names: Iterable[str]) -> str:
+    """The first of ``names`` that is a word of ``text``."""
+    for name in names:
+        # Of many layers hardly any is in a message, and a search is slow.
+        if name in text and re.search(rf"(?<![\w./]){re.escape(name)}(?![\w/])", text):
+            return name
+    return ""
+
+
+def engine_layers(information: Any) -> list[EngineLayer]:
+    """The layers of an engine inspector's JSON, as TensorRT 10 or 11 writes it.
+
+    10 has ``Format/Datatype``, 11 split fields. Without detailed profiling verbosity layers are
+    bare names; those are left out.
+    """
+    return [
+        EngineLayer(
+            str(entry.get("Name", "")),
+            # The metadata of fused nodes is joined with control characters.
+            tuple(dict.fromkeys(_NODE.findall(str(entry.get("Metadata", ""))))),
+            _types(entry.get("Inputs")),
+            _types(entry.get("Outputs")),
+        )
+        for entry in information.get("Layers", [])
+        if isinstance(entry, dict)
+    ]
+
+
+def _types(tensors: Any) -> tuple[str, ...]:
+    found = []
+    for tensor in tensors or ():
+        if isinstance(tensor, dict):
+            text = " ".join(str(v) for k, v in tensor.items() if k in _TYPE_FIELDS)
+            named = (name for name, spelling in _SPELLINGS.items() if spelling.search(text))
+            found.append(next(named, "OTHER"))
+    return tuple(found)

@@ -1,54 +1,42 @@
-"""Builds and executes engines in a process of their own."""
+"""What builds, parses and executes engines, in a process of its own."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-
-from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError
-from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.base.sample import Sample
-from bisect_trt.model.graph import Graph
-from bisect_trt.model.save import file_form
-from bisect_trt.model.typed import to_typed
-from bisect_trt.runners.process import IsolatedWorker
+from bisect_trt.base.errors import RunnerUnavailableError
+from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.runners.tensorrt.buffers import Cuda, import_cuda
 from bisect_trt.runners.tensorrt.build import build_engine, make_logger, node_types, parse
-from bisect_trt.runners.tensorrt.execute import LoadedEngine
-from bisect_trt.runners.tensorrt.profile import profile_of, values_of
+from bisect_trt.runners.tensorrt.execute import LoadedEngine, run_repeatedly
 from bisect_trt.runners.tensorrt.readback import engine_layers
 from bisect_trt.runners.tensorrt.records import (
     Built,
     EngineAnswer,
     EngineLayer,
-    EngineOptions,
     EngineRequest,
     cache_file,
     import_tensorrt,
-    run_repeatedly,
 )
 
 
 @dataclass(frozen=True)
 class _Engine:
-    """An engine that is loaded, and what building it showed, the ``size`` bytes of it apart."""
+    """An engine that is loaded, and what building it showed; ``built`` without its bytes."""
 
-    key: str
-    built: Built
+    key: Hashable
     loaded: LoadedEngine
-    messages: Sequence[tuple[str, str]]
+    built: Built
+    size: int
+    seconds: Mapping[str, float]
     latency_ms: float
     layers: Sequence[EngineLayer]
-    size: int
+    messages: Sequence[tuple[str, str]]
 
 
 class EngineWorker:
@@ -62,7 +50,6 @@ class EngineWorker:
         self._cuda = Cuda(import_cuda())
         self._caches = Path(caches) if caches is not None else None
         self._kept: _Engine | None = None
-        self._began = time.time()
 
     def describe(self, weak: bool = False) -> dict[str, str]:
         """Versions and the GPU.
@@ -76,118 +63,83 @@ class EngineWorker:
             raise RunnerUnavailableError(f"{called} has no weak typing; use --typing strong")
         if not weak and not hasattr(strong, "STRONGLY_TYPED"):
             raise RunnerUnavailableError(f"{called} has no strong typing; use --typing weak")
-        return {self._trt.__name__: str(self._trt.__version__), **self._cuda.device()}
+        return {trt.__name__: str(trt.__version__), **self._cuda.device()}
 
     def evaluate(
-        self,
-        request: EngineRequest,
-        samples: Sequence[Mapping[str, NDArray[Any]]],
-        repeats: int = 1,
+        self, request: EngineRequest, samples: Sequence[Arrays], repeats: int
     ) -> EngineAnswer:
         """Build the engine, or take the one kept, and run every sample.
 
         Raises:
             RunnerFailedError: with a verdict of its own.
         """
-        began = time.perf_counter()
-        return self._run(self._engine(request, samples[0]), request, samples, repeats, began)
+        if self._kept is None or self._kept.key != request.key:
+            if self._kept is not None:  # two engines would be on the GPU for a moment
+                self._kept.loaded.close()
+                self._kept = None
+            self._kept = self._opened(request, samples[0])
+        return _run(self._kept, samples, repeats)
 
-    def again(
-        self,
-        request: EngineRequest,
-        samples: Sequence[Mapping[str, NDArray[Any]]],
-        repeats: int = 1,
-    ) -> EngineAnswer | None:
-        """As :meth:`evaluation` of the engine kept; None where that is another one."""
-        if self._kept is None or self._kept.key != _key(request):
+    def again(self, key: Hashable, samples: Sequence[Arrays], repeats: int) -> EngineAnswer | None:
+        """As :meth:`evaluate`, by the engine kept; None where that is another one."""
+        if self._kept is None or self._kept.key != key:
             return None
-        return self._run(self._kept, request, samples, repeats, time.perf_counter())
+        return _run(self._kept, samples, repeats)
 
-    def _run(
-        self,
-        engine: _Engine,
-        request: EngineRequest,
-        samples: Sequence[Mapping[str, NDArray[Any]]],
-        repeats: int,
-        began: float,
-    ) -> EngineAnswer:
-        """Every sample, ``repeats`` times at least; ``began`` is when the work for it did."""
-        ready = time.perf_counter()
-        loaded, samples = engine.loaded, [_named(engine.built, s) for s in samples]
-        contexts = [loaded.first.run, loaded.second.run] if repeats > 1 else [loaded.first.run]
-        answers = run_repeatedly(samples, contexts, repeats)
-        ran = time.perf_counter()
-        debug = [loaded.first.debug_values(arrays) for arrays in samples] if request.debug else []
-        seconds = {**engine.built.seconds, **loaded.seconds, "run": ran - ready}
-        seconds |= {"latency": 0.0, "child": time.perf_counter() - began}
-        built = engine.built
-        return EngineAnswer(
-            answers,
-            seconds,
-            engine.size,
-            engine.latency_ms,
-            built.types,
-            engine.layers,
-            engine.messages,
-            debug,
-        )
-
-    def _engine(self, request: EngineRequest, sample: Mapping[str, NDArray[Any]]) -> _Engine:
-        key = _key(request)
-        if self._kept is not None and self._kept.key == key:
-            return self._kept
-        if self._kept is not None:  # two engines would be on the GPU for a moment
-            self._kept.loaded.close()
-            self._kept = None
-        built = self._built(request)
-        logger = make_logger(self._trt)
-        kernels = self._cache(request, "kernels")
-        ahead = request.prebuilt.kernels if request.prebuilt is not None else ""
-        compiled = Path(ahead) if ahead else kernels
-        loaded = LoadedEngine(
-            self._trt, self._cuda, logger, built.engine, compiled, request.options
-        )
-        latency = float("nan")
-        if request.measure_latency:
-            latency = loaded.first.latency_ms(_named(built, sample))
-        if kernels is not None and not (ahead and self._passes_more(kernels, Path(ahead))):
-            loaded.keep_kernels(kernels)
-        messages = [*built.messages, *(m for m in logger.messages if m not in built.messages)]
-        layers = _layers_of(loaded)
-        size, known = len(built.engine), replace(built, engine=b"")
-        self._kept = _Engine(key, known, loaded, messages, latency, layers, size)
-        return self._kept
-
-    def _passes_more(self, kernels: Path, ahead: Path) -> bool:
-        """Whether another engine of this run compiled more than was compiled ahead for this one."""
-        if not kernels.exists():
-            return False
-        known = kernels.stat()
-        return known.st_mtime > self._began and known.st_size > ahead.stat().st_size
-
-    def _built(self, request: EngineRequest) -> Built:
-        ahead = request.prebuilt
-        if ahead is None:
-            return build_engine(self._trt, request, self._cache(request, "timing"))
-        # Its seconds were another process', beside others'.
-        return replace(ahead.built, engine=Path(ahead.path).read_bytes(), seconds={})
-
-    def _cache(self, request: EngineRequest, kind: str) -> Path | None:
+    def _opened(self, request: EngineRequest, sample: Arrays) -> _Engine:
         if self._caches is not None:
             self._caches.mkdir(parents=True, exist_ok=True)
-        module = self._trt
-        return cache_file(self._caches, module.__name__, str(module.__version__), request, kind)
+        timing, kernels = (
+            cache_file(self._caches, self._trt, request, kind) for kind in ("timing", "kernels")
+        )
+        built = build_engine(self._trt, request, timing)
+        logger = make_logger(self._trt)
+        loaded = LoadedEngine(
+            self._trt, self._cuda, logger, built.engine, kernels=kernels, options=request.options
+        )
+        began, latency_ms = time.perf_counter(), math.nan
+        if request.measure_latency:
+            latency_ms = loaded.first.latency_ms(_named(built, sample))
+        took = time.perf_counter() - began
+        if kernels is not None:
+            loaded.keep_kernels(kernels)
+        return _Engine(
+            key=request.key,
+            loaded=loaded,
+            built=replace(built, engine=b""),
+            size=len(built.engine),
+            seconds={**built.seconds, **loaded.seconds, "latency": took},
+            latency_ms=latency_ms,
+            layers=_layers_of(loaded),
+            messages=list(dict.fromkeys((*built.messages, *logger.messages))),
+        )
 
 
-def _named(built: Built, sample: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+def _run(engine: _Engine, samples: Sequence[Arrays], repeats: int) -> EngineAnswer:
+    began, loaded = time.perf_counter(), engine.loaded
+    contexts = [loaded.first.run, loaded.second.run] if repeats > 1 else [loaded.first.run]
+    answers = run_repeatedly([_named(engine.built, s) for s in samples], contexts, repeats)
+    return EngineAnswer(
+        answers=answers,
+        seconds={**engine.seconds, "run": time.perf_counter() - began},
+        engine_bytes=engine.size,
+        latency_ms=engine.latency_ms,
+        types=engine.built.types,
+        layers=engine.layers,
+        messages=engine.messages,
+    )
+
+
+def _named(built: Built, sample: Arrays) -> Arrays:
     """``sample`` by the engine's names."""
     called = {ours: its for its, ours in built.inputs.items()}
-    return {called.get(name, name): array for name, array in sample.items()} if called else sample
+    return {called.get(name, name): array for name, array in sample.items()}
 
 
 def _layers_of(loaded: LoadedEngine) -> Sequence[EngineLayer]:
-    """What the engine says that it is made of; nothing where that cannot be read, for it explains
-    and decides nothing: names may be cut in the middle of a character.
+    """What the engine says that it is made of; nothing where that cannot be read.
+
+    It explains and decides nothing: names may be cut in the middle of a character.
     """
     try:
         return engine_layers(json.loads(loaded.inspect()))
@@ -195,89 +147,8 @@ def _layers_of(loaded: LoadedEngine) -> Sequence[EngineLayer]:
         return []
 
 
-def _key(request: EngineRequest) -> str:
-    """What the engine is made of."""
-    model = request.model if isinstance(request.model, bytes) else request.model.encode()
-    known = request.key or hashlib.sha256(model).hexdigest()
-    flags = repr(
-        (
-            request.tf32,
-            request.weak,
-            request.debug,
-            sorted(request.profile.items()),
-            request.options,
-        )
-    )
-    return hashlib.sha256((known + flags).encode()).hexdigest()
-
-
-_ROOM_TIMES, _ROOM_BYTES = 3, 4 << 30
-"""Of the GPU's memory, of which the engine in use and an emulator take their parts meanwhile."""
-
-_MILDER = 10
-"""Steps of 19."""
-
-BUILD_WORKER = "bisect_trt.runners.tensorrt.worker:BuildWorker"
-
-
-class BuildOnlyRunner:
-    """Builds a model in a child process and gives no outputs.
-
-    Raises:
-        RunnerUnavailableError: TensorRT is missing.
-    """
-
-    name = "tensorrt-build"
-
-    def __init__(
-        self,
-        graph: Graph,
-        samples: Sequence[Sample],
-        module: str | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        self._graph = graph
-        self._profile = profile_of(graph.proto, samples, ())
-        self._values = values_of(samples)
-        self._timeout_s = timeout_s
-        self._worker = IsolatedWorker(BUILD_WORKER, {"module": module})
-        try:
-            described: dict[str, str] = self._worker.call("describe", timeout_s=timeout_s)
-        except RunnerFailedError:
-            self._worker.close()
-            raise
-        self.versions: Mapping[str, str] = described
-
-    def outputs(
-        self, plan: PrecisionPlan, samples: Sequence[Sample]
-    ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """Nothing, once the engine is built.
-
-        Raises:
-            RunnerFailedError: it does not build.
-        """
-        with file_form(to_typed(self._graph, plan)) as form:
-            request = EngineRequest(
-                form.source,
-                self._profile,
-                plan.base is Precision.TF32,
-                values=self._values,
-                key=form.key,
-            )
-            self._worker.call("build", request, timeout_s=self._timeout_s)
-        return iter(())
-
-    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
-        """None."""
-        return {}
-
-    def close(self) -> None:
-        """End the child process."""
-        self._worker.close()
-
-
 class BuildWorker:
-    """The child's side: TensorRT, which needs a GPU to compile kernels alone."""
+    """Parses and builds, which needs no GPU."""
 
     def __init__(self, module: str | None) -> None:
         self._trt = import_tensorrt(module)
@@ -294,57 +165,12 @@ class BuildWorker:
         """
         return len(build_engine(self._trt, request).engine)
 
-    def build_into(self, request: EngineRequest, path: str) -> Built:
-        """Write the engine to ``path``.
-
-        Raises:
-            RunnerFailedError: BUILD_FAILED.
-        """
-        built = build_engine(self._trt, request)
-        Path(path).write_bytes(built.engine)
-        return replace(built, engine=b"")
-
-    def give_way(self) -> None:
-        """Let other processes have the cores first, from here on."""
-        with suppress(AttributeError):  # no POSIX
-            os.nice(_MILDER)
-        # Of a session of its own, as this process has, Linux may weigh the session in its place.
-        with suppress(OSError):
-            Path("/proc/self/autogroup").write_text(str(_MILDER), encoding="ascii")
-
-    def compile(self, path: str, options: EngineOptions, known: str | None, beside: int) -> str:
-        """Compile the kernels of the engine in ``path`` where a GPU has room: making a context does
-        it, in 2 to 10 s for an engine that is new.
-
-        Raises:
-            RunnerFailedError: the engine cannot be loaded.
-            RunnerUnavailableError: there is no GPU.
-        """
-        cuda, size = Cuda(import_cuda()), Path(path).stat().st_size
-        if cuda.free_bytes() <= beside * _ROOM_TIMES * size + _ROOM_BYTES:
-            return ""
-        logger, before = make_logger(self._trt), Path(known) if known else None
-        engine = Path(path).read_bytes()
-        loaded = LoadedEngine(self._trt, cuda, logger, engine, before, options)
-        kernels = Path(f"{path}.kernels")
-        loaded.keep_kernels(kernels)
-        return str(kernels) if kernels.exists() else ""
-
-
-class ParsingWorker:
-    """TensorRT's parser."""
-
-    def __init__(self, module: str | None) -> None:
-        self._trt = import_tensorrt(module)
-
-    def types(self, request: EngineRequest) -> dict[str, Sequence[str]]:
+    def types(self, request: EngineRequest) -> dict[str, tuple[str, ...]]:
         """The output types of each ONNX node after parsing.
 
         Raises:
             RunnerFailedError: BUILD_FAILED.
         """
         logger = make_logger(self._trt)
-        builder = self._trt.Builder(logger)
-        return dict(
-            node_types(self._trt, parse(self._trt, builder, logger, request), request.producers)
-        )
+        network = parse(self._trt, self._trt.Builder(logger), logger, request)
+        return node_types(self._trt, network, request.producers)

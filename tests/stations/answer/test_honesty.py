@@ -345,9 +345,9 @@ def test_what_is_held_does_not_mix_up_the_journal(tmp_path: Path) -> None:
 def test_what_cannot_be_held_is_refused(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     for options, words in (
-        ({"pin": "nothing_like_it"}, "names no layer"),
-        ({"lower": "("}, "no regular expression"),
-        ({"pin": "/head/", "lower": "/head/Pow"}, "both name layer"),
+        ({"keep_fp32": "nothing_like_it"}, "names no layer"),
+        ({"keep_reduced": "("}, "no regular expression"),
+        ({"keep_fp32": "/head/", "keep_reduced": "/head/Pow"}, "both name layer"),
     ):
         with pytest.raises(BadInputError, match=words):
             bisect_trt.bisect(fixture.model, fixture.inputs, out=tmp_path, **options)
@@ -402,7 +402,7 @@ def test_where_fp32_misses_on_few_of_many_inputs_they_are_counted_and_named(
     result = bisect_trt.bisect(fixture.model, samples, out=tmp_path / "a", **options)
     assert result.cause.value == "not-precision"
     assert "misses on 1 of 12 given inputs, most on sample 11." in result.sentence
-    assert "--holds-on 0.91 " in result.sentence
+    assert "--allow-misses 0.09 " in result.sentence
     allowed = bisect_trt.bisect(
         fixture.model, samples, out=tmp_path / "b", allow_misses=0.09, **options
     )

@@ -105,7 +105,7 @@ def test_inputs_of_one_class_are_told_and_are_not_enough(tmp_path: Path) -> None
     assert (
         "All 8 inputs are class 'python' (2 of 5) by output 'y': inputs of other classes" in first
     )
-    assert "Undecided." in first
+    assert "Inconclusive." in first
     network, inputs = classifier(0.0)
     varied = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path / "varied")
     assert not any(f.kind == "alike" for f in varied.findings)

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +18,13 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.base.limits import SessionHabits, habits
-from bisect_trt.base.sample import Sample
 from bisect_trt.cli import main
 from bisect_trt.inputs.arrays import headers_of
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import input_specs
 from bisect_trt.model.shapes import live_bytes
-from bisect_trt.runners import concurrency
-from bisect_trt.runners.concurrency import ROOM_BYTES
-from bisect_trt.runners.switched_session import room_beside
 from bisect_trt.settings import Settings
 from bisect_trt.steps import memory_need
-from fixtures.subgraphs import branch
 
 ROOT = Path(__file__).resolve().parents[3]
 KB = 1024
@@ -145,51 +138,22 @@ def test_the_largest_input_counts_in_whatever_it_lies(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("weights", "activations", "copies", "kept"),
-    [
-        (20e6, 0, 4.5, 0),  # two sessions hold them beside each other
-        (113e6, 0, 3, 0),  # in turn
-        (1e9, 0, 2, 0),  # none beside the emulator
-        (113e6, 5e5, 3, 20e6),
-        (113e6, 40e6, 3, room_beside(int(113e6)) + (128 << 20)),  # what is kept has a limit,
-        (113e6, 1e9, 3, 0),  # and nothing is where activations are large
-    ],
-)
-def test_the_need_follows_what_is_held(
-    weights: float,
-    activations: float,
-    copies: float,
-    kept: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(memory_need, "thread_count", lambda: 2)
+def test_the_need_follows_what_is_held() -> None:
     alone = memory_need.Need(0, 0, 0, 0).bytes
-    found = memory_need.Need(int(weights), int(activations), 0, 0).bytes
-    assert found == int(alone + copies * weights + 3.75 * activations + kept)
-    assert memory_need.Need(int(weights), int(activations), 2, 0).bytes > found + 2 * alone
-    # Thousands of nodes weigh, and less each where their sessions take turns.
-    assert memory_need.Need(0, 0, 0, 4999).bytes > alone + 0.3e9
-    assert memory_need.Need(0, 0, 0, 20_000).bytes > alone + 0.7e9
-    assert memory_need.Need(0, 0, 0, 20_000).bytes < alone + 0.9e9
-    assert memory_need.Need(0, 0, 0, 20_000, shares=True).bytes < alone + 0.5e9
-    monkeypatch.setattr(memory_need, "thread_count", lambda: 64)
-    # Of many cores each makes an inference, as far as they have room.
-    more = max(0, min(62 * int(activations), ROOM_BYTES - 2 * int(activations)))
-    assert memory_need.Need(int(weights), int(activations), 0, 0).bytes == found + more
-    # Each session has a queue for each of them; those of thousands of nodes are shared.
-    of_few, of_many = (memory_need.Need(0, 0, 0, n, shares=True).bytes for n in (400, 4000))
-    assert of_few - alone > 62 * 400 * 20_000 > of_many - of_few
+    assert memory_need.Need(1000, 0, 0, 0).bytes == alone + 3 * 1000
+    assert memory_need.Need(1000, 0, 0, 0, inside=1000).bytes == alone + 5 * 1000
+    assert memory_need.Need(1000, 500, 2, 0).bytes == 3 * memory_need.Need(1000, 500, 0, 0).bytes
+    assert alone + 1e9 < memory_need.Need(0, 0, 0, 20_000).bytes < 2e9
+    assert memory_need.Need(int(2.8e9), 0, 0, 1000).bytes < 10e9
+    small, large = (memory_need.Need(0, n, 0, 0).bytes - alone for n in (1000, 10**9))
+    assert small > 40 * 1000 and large < 4.5e9  # what is kept has a limit
 
 
 PEAK = """
 import atexit, sys
 from bisect_trt.runners import concurrency
-from bisect_trt.steps import memory_need
-for module in (concurrency, memory_need):
-    assert module.LARGE and module.MANY
-    module.LARGE = LARGE << 20
-    module.MANY = 8 << 20
+assert concurrency.LARGE
+concurrency.LARGE = 8 << 20
 def tell():  # not getrusage: its peak is also that of whoever started this process
     lines = open("/proc/self/status").read().splitlines()
     print("PEAK", *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
@@ -199,10 +163,10 @@ main(sys.argv[1:])
 """
 
 
-def peak(folder: Path, *arguments: str, large: int = 8) -> int:
-    """The most that a process held, bytes; models of ``large`` MB of weights are large ones."""
+def peak(folder: Path, *arguments: str) -> int:
+    """The most that a process held, bytes; models of 8 MB of weights are large ones."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", f"LARGE = {large}{PEAK}", *arguments]
+    command = [sys.executable, "-c", PEAK, *arguments]
     said = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
@@ -223,105 +187,24 @@ def products(path: Path, size: int) -> int:
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("x", last)]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
     opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    onnx.save_model(model, path, save_as_external_data=True, location=f"{path.stem}.data")
     np.savez(path.with_suffix(".npz"), x=random.random(shape, np.float32))
     return 6 * size * size * 4
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is told by Linux")
 def test_weights_are_held_once_and_once_rounded(tmp_path: Path) -> None:
-    """Beside what a tiny model takes: next to nothing of them to inspect, two and a half times to
-    compare (every baseline, the layers, another emulator), whether the model counts as large or
-    as one whose sessions take turns.
+    """Beside what a tiny model takes: next to nothing of them to inspect, three times to compare
+    (every baseline, the layers, another emulator).
     """
     seen, asked = {}, ["--requirement", "max_abs<=9"]
     for name, size in (("tiny", 4), ("large", 1600)):
         weights = products(tmp_path / f"{name}.onnx", size)
         given = ["--input", f"{name}.npz", "--out", name, *asked]
         seen[name] = peak(tmp_path, "compare", f"{name}.onnx", *given)
-    given = ["--input", "large.npz", "--out", "in-turn", *asked]
-    seen["in turn"] = peak(tmp_path, "compare", "large.onnx", *given, large=1 << 20)
-    assert seen["large"] - seen["tiny"] <= 2.5 * weights + 30e6
-    assert seen["in turn"] - seen["tiny"] <= 2.5 * weights + 30e6
+    assert seen["large"] - seen["tiny"] <= 3.0 * weights + 30e6
     assert peak(tmp_path, "inspect", "large.onnx") - seen["tiny"] <= 0.5 * weights
-
-
-def test_what_a_large_model_needs_is_not_asked_of_the_next_one() -> None:
-    """A gate has many models in one process; the small ones keep their speed."""
-    memory_need.check_need(memory_need.Need(0, memory_need.LARGE, 0, 1), "large")
-    assert habits().frees_activations
-    memory_need.check_need(memory_need.Need(0, 1000, 0, 1), "small")
-    assert habits() == SessionHabits()
-
-
-def test_small_tensors_are_taken_singly_and_those_of_the_next_model_not() -> None:
-    """By the shapes that the inputs have: those of the model may be open."""
-    graph, settings = Graph(chain("rows")), Settings("m.onnx", ("x.npz",))
-    for rows, singly in ((4, True), (400, False), (4, True)):
-        samples = [Sample("s", {"x": np.zeros((rows, 256), np.float32)})]
-        memory_need.check_need(memory_need.need_of_samples(graph, settings, samples), "model")
-        assert habits().takes_singly is singly
-    memory_need.check_need(memory_need.Need(0, 1000, 0, 1), "of unknown shapes")
-    assert habits() == SessionHabits()
-
-
-@pytest.mark.parametrize(
-    ("rows", "room_mb", "threads"),
-    [
-        (4, 128, 1),  # tiny tensors
-        (200, 128, 1),
-        (200, 8, 2),  # eight have room, of 1 MB each
-        (200, 11, 2),  # eleven have
-        (200, 1, 0),  # one has
-        (400, 128, 0),  # 0.3 ms a node are worth waking threads for
-    ],
-)
-def test_calls_side_by_side_share_the_threads_unless_their_nodes_are_long(
-    monkeypatch: pytest.MonkeyPatch, rows: int, room_mb: int, threads: int
-) -> None:
-    for module in (memory_need, concurrency):
-        monkeypatch.setattr(module, "thread_count", lambda: 16)
-    monkeypatch.setattr(concurrency, "ROOM_BYTES", room_mb << 20)
-    graph, settings = Graph(chain("rows")), Settings("m.onnx", ("x.npz",))
-    samples = [Sample("s", {"x": np.zeros((rows, 256), np.float32)})]
-    found = memory_need.need_of_samples(graph, settings, samples)
-    assert found.threads == threads
-    if threads:
-        assert threads * concurrency.Headroom(graph).at_once(samples[0]) >= 16
-        assert found.bytes < replace(found, threads=0).bytes
-    memory_need.check_need(found, "model")
-    assert habits().threads == threads
-
-
-def test_calls_have_all_threads_where_little_is_known_of_them(tmp_path: Path) -> None:
-    """Of unknown shapes, or on a GPU, which makes one call at a time."""
-    np.savez(tmp_path / "x.npz", x=np.zeros((4, 256), np.float32))
-    source, specs = str(tmp_path / "x.npz"), input_specs(chain("rows"))
-    known = Settings("m.onnx", (source,))
-    assert memory_need.need_of(Graph(chain("rows")), known, specs).threads == 1
-    unknown = Settings("m.onnx", (str(tmp_path / "later.npz"),))
-    assert memory_need.need_of(Graph(chain("rows")), unknown, specs).threads == 0
-    on_gpu = replace(known, emulate_on="cuda")
-    assert memory_need.need_of(Graph(chain("rows")), on_gpu, specs).threads == 0
-
-
-def test_calls_have_all_threads_where_nodes_have_bodies() -> None:
-    """What a body does is not counted."""
-    fixture = branch()
-    sample = Sample("s", fixture.inputs)
-    found = memory_need.need_of_samples(Graph(fixture.model), Settings("m.onnx", ("x",)), [sample])
-    assert found.threads == 0
-
-
-def test_tiny_tensors_of_large_products_have_all_threads() -> None:
-    """A batch of one through matrices of 256 MB: 0.7 ms each."""
-    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[8192, 8192])  # unread
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "n")]
-    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 8192]) for n in "xy"]
-    graph = Graph(helper.make_model(helper.make_graph(nodes, "g", value[:1], value[1:], [weight])))
-    sample = Sample("s", {"x": np.zeros((1, 8192), np.float32)})
-    found = memory_need.need_of_samples(graph, Settings("m.onnx", ("x",)), [sample])
-    assert found.small and found.threads == 0
 
 
 def test_what_shapes_do_not_tell_is_said() -> None:

@@ -157,6 +157,7 @@ def test_inputs_of_several_sizes_stand_for_all() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_copies_of_a_large_input_cost_is_counted() -> None:
     """Of two nodes over 32 million values: a quarter of a second to run, more than one to copy."""
     nodes = [

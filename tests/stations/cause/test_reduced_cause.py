@@ -189,6 +189,7 @@ def test_suspects_are_asked_one_by_one_until_one_misses() -> None:
     assert "none of the 16 layers that do most to one input misses" in said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 def test_a_mean_over_inputs_blames_no_layer_that_meets_it_alone(tmp_path: Path) -> None:
     """Of twelve inputs one is so loud that many a layer misses on it alone."""

@@ -21,6 +21,7 @@ def scaled(places: int, *factors: float) -> list[dict[str, np.ndarray]]:
     return [{"x": waves(1, 1, places) * np.float32(factor)} for factor in factors]
 
 
+@pytest.mark.slow
 def test_what_breaks_on_some_inputs_alone_is_ranked_before_what_disturbs_most(
     tmp_path: Path, eight_draws: None
 ) -> None:
@@ -41,6 +42,7 @@ def test_what_breaks_on_some_inputs_alone_is_ranked_before_what_disturbs_most(
     assert len(result.pinned) <= len(needed) + 1
 
 
+@pytest.mark.slow
 def test_each_input_may_break_another_layer(
     tmp_path: Path, eight_draws: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

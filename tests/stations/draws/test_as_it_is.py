@@ -168,7 +168,7 @@ def test_samples_from_a_function_or_a_generator(tmp_path: Path) -> None:
         ({"robust": 0, "pick": 0.5}, "--pick 0.5: with --robust 0"),
         ({"budget": float("nan")}, "--budget nan: not a number"),
         ({"budget": float("inf")}, "--budget inf: not a number"),
-        ({"probe_timeout_s": float("nan")}, "--evaluation-timeout nan: not a number"),
+        ({"evaluation_timeout_s": float("nan")}, "--evaluation-timeout nan: not a number"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
@@ -237,6 +237,7 @@ def test_a_spent_budget_and_nothing_pinned_is_no_unknown_cause(
     assert "minimal" not in result._repr_markdown_()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("robust", [0.0, 0.95])
 def test_verify_says_fitted_of_a_plan_that_was(tmp_path: Path, robust: float) -> None:
     fixture = residual()

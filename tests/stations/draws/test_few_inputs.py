@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from bisect_trt.cli import main
 from bisect_trt.inputs.augmentations import check_kinds
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.text import is_least, score_without
-from bisect_trt.steps.samples import _vary
+from bisect_trt.steps.samples import _augment
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture, waves
@@ -48,6 +49,7 @@ def run(out: Path, shares: Any, step: int = 0, **options: Any) -> bisect_trt.Res
     return bisect_trt.bisect(FIXTURE.model, inputs_of(shares, step), **chosen)
 
 
+@pytest.mark.slow
 def test_two_inputs_that_are_nearly_one_are_no_word_on_others(tmp_path: Path) -> None:
     two = run(tmp_path / "two", (1.0, 1.0001))
     assert (
@@ -110,6 +112,7 @@ def test_copies_without_any_error_tell_nothing_of_the_next_input(tmp_path: Path)
     assert "another input may use anything: no copy shows any error" in report
 
 
+@pytest.mark.slow
 def test_a_set_of_inputs_is_one_observation(tmp_path: Path) -> None:
     require = FIXTURE.require.replace("<=", "@mean<=")
     few = run(tmp_path / "few", np.linspace(0.85, 1.0, 8), require=require)
@@ -126,6 +129,7 @@ def test_a_set_of_inputs_is_one_observation(tmp_path: Path) -> None:
     assert apart.validation.prediction_limit > near.validation.prediction_limit
 
 
+@pytest.mark.slow
 def test_what_other_inputs_may_score_is_no_less_than_a_given_one(tmp_path: Path) -> None:
     eight = run(tmp_path, (*np.linspace(0.1, 0.11, 7), 1.0))
     assert eight.validation.prediction_limit >= eight.validation.given.worst_score
@@ -146,6 +150,7 @@ def test_copies_of_one_input_are_no_word_on_others_however_small_their_error(
     assert one.validation.perturbed.passed == one.validation.perturbed.tested >= 59
 
 
+@pytest.mark.slow
 def test_variants_that_are_all_the_same_are_said_to_be(tmp_path: Path) -> None:
     same = run(tmp_path, (1.0, 0.9), augmented=f"{__name__}:halved")
     assert same.validation.augmented.tested == 0 and same.validation.spent
@@ -157,6 +162,7 @@ def test_kinds_may_be_listed_with_blanks() -> None:
     check_kinds("shift, flip")
 
 
+@pytest.mark.slow
 def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
     result = run(
         tmp_path,
@@ -167,7 +173,7 @@ def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
     )
     assert result.validation.set_size == 3 and result.validation.holdout_size == 2
     assert "held out 1 of 1 sets of 2 inputs" in (tmp_path / "report.md").read_text()
-    assert "--holds-on 0.5 does nothing here" in messages(result)
+    assert "--allow-misses 0.5 does nothing here" in messages(result)
 
 
 def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path: Path) -> None:
@@ -293,6 +299,7 @@ def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:
     samples = [of(n) for n in range(12)]
     assert len({s.digest for s in samples}) == 12
     loads.clear()
+    problem: Any = SimpleNamespace(graph=SimpleNamespace(discrete=frozenset()), lengths={})
     for seed in range(8):
-        assert _vary(samples[0], "mix", samples, [seed], frozenset(), {})["x"].size == 1 << 20
+        assert _augment(problem, samples[0], "mix", samples, [seed])["x"].size == 1 << 20
     assert len(loads) <= 24

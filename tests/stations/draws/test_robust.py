@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ def fresh(fixture: Fixture, count: int) -> list[Mapping[str, NDArray[Any]]]:
     return [perturbed(fixture.inputs, np.random.default_rng([7777, i])) for i in range(count)]
 
 
+@pytest.mark.slow
 def test_a_robust_plan_holds_on_fresh_draws_and_a_fitted_one_does_not(tmp_path: Path) -> None:
     fixture = residual()
     fitted = run(fixture, tmp_path / "fitted", robust=0)
@@ -174,6 +175,7 @@ def test_the_same_command_again_asks_nothing(
     assert again.new_evaluations == 0
 
 
+@pytest.mark.slow
 def test_inputs_kept_apart_are_judged_at_the_end_only(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     make = np.random.default_rng
@@ -377,11 +379,12 @@ def test_an_interruption_of_the_search_leaves_the_smallest_set_that_it_held(
     class Impatient(Observer):
         def best(self, count: int) -> None:
             told.append(count)
-            monkeypatch.setattr("bisect_trt.evaluate.evaluator.Execution._until_broken", forbidden)
+            monkeypatch.setattr("bisect_trt.evaluate.evaluator.Execution.run", forbidden)
             raise KeyboardInterrupt
 
-    def forbidden(*_: object) -> None:
+    def forbidden(*_: object, **__: object) -> Iterator[None]:
         raise AssertionError("an inference after Ctrl-C")
+        yield
 
     with pytest.raises(StoppedError, match=f"best plan so far is in {tmp_path}"):
         run(fixture, tmp_path, require="rel_range<=5e-5", robust=robust, observer=Impatient())
@@ -488,7 +491,9 @@ def test_ctrl_c_never_leaves_a_set_that_copies_refused(
     assert set(refused["outcome"]) == {"pass", "fail"}, "the given input does not tell"
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and len(saved["pinned"]) == saved["layers"]
-    assert saved["asked"]["unfinished"] and saved["validation"]["given"]["passed"] == 1
+    assert (
+        saved["validation_settings"]["unfinished"] and saved["validation"]["given"]["passed"] == 1
+    )
 
 
 def test_an_engine_takes_no_moved_tables_and_is_tested_on_variants(tmp_path: Path) -> None:

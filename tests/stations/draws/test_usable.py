@@ -60,9 +60,9 @@ def test_where_sessions_take_turns_no_reference_is_in_work_meanwhile(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
-    plain = context.references._reference.outputs
+    plain = context.problem.reference.outputs
     monkeypatch.setattr(
-        context.references._reference,
+        context.problem.reference,
         "outputs",
         lambda sample: (begun.append(sample.name), plain(sample))[1],
     )
@@ -72,9 +72,9 @@ def test_where_sessions_take_turns_no_reference_is_in_work_meanwhile(
     for _ in range(3):  # the first alone, then eight together
         next(samples)
     assert len(read) == len(begun) == 9
-    context.references._reference.release()
+    context.problem.reference.release()
     next(samples)
-    assert not context.references._reference._sessions, "what is told is done, and opens nothing"
+    assert not context.problem.reference._sessions, "what is told is done, and opens nothing"
 
 
 def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns(
@@ -88,13 +88,13 @@ def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns
         samples = list(usable(context, copied([]), 6))
         context.references._known.clear()  # as in a repeated run, whose cache knows that they fit
         opened = []
-        plain = type(context.references._reference)._open
+        plain = type(context.problem.reference)._open
         monkeypatch.setattr(
-            type(context.references._reference),
+            type(context.problem.reference),
             "_open",
             lambda self, graph: (opened.append(graph), plain(self, graph))[1],
         )
-        context.references._reference.release()
+        context.problem.reference.release()
         context.second.judge(problem.base, samples)
         assert len(opened) == 1, "and not once for each of them"
 

@@ -19,7 +19,6 @@ from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.runners.base import Repeated
-from bisect_trt.steps import context
 from fixtures.fixture import Fixture
 from fixtures.models import encoder_decomposed, residual
 from tests.engines import Engine, Judged, Unsteady
@@ -53,6 +52,7 @@ def test_fp32_that_differs_from_run_to_run_is_unsteady(judged: Judged, bad: int)
     )
 
 
+@pytest.mark.slow
 def test_a_reduced_engine_that_differs_is_unsteady_too(judged: Judged) -> None:
     """Where its best runs pass nothing is searched; where all miss the answer's is looked at."""
     for require, what in (("rel_range<=1e-1", "FP16 engine"), ("rel_range<=2e-4", "answer's")):
@@ -79,9 +79,7 @@ def test_fp32_that_is_wrong_in_all_processes_is_not_precision(judged: Judged) ->
 
 
 @pytest.mark.parametrize("bad", [0, 2])
-def test_what_the_answer_holds_on_is_tested_while_further_processes_build(
-    judged: Judged, bad: int
-) -> None:
+def test_the_answer_is_validated_before_further_processes_run_it(judged: Judged, bad: int) -> None:
     """The copies run where the engine is; an answer that another process takes back holds on
     nothing.
     """
@@ -94,92 +92,6 @@ def test_what_the_answer_holds_on_is_tested_while_further_processes_build(
     assert engine.drawn_in == {1} and engine.process == (2 if bad else 3)
     assert result.passed is (not bad) and (result.validation is None) is bool(bad)
     assert (result.cause.value == "not-reproducible") is bool(bad)
-
-
-class Anticipated(Unsteady):
-    """Reproducible, and told what it will be asked."""
-
-    builds_ahead = True
-
-    def __init__(self, fixture: Any) -> None:
-        super().__init__(fixture, lambda *_: 0)
-        self.begun: list[tuple[PrecisionPlan, int]] = []
-        self.spare: list[PrecisionPlan] = []
-
-    def build_ahead(
-        self,
-        plan: PrecisionPlan,
-        tensors: Sequence[str] = (),
-        copies: int = 1,
-        *,
-        spare: bool = False,
-    ) -> None:
-        assert plan not in self.built or copies > 1, "what is there need not be begun"
-        if spare:
-            self.spare.append(plan)
-            return
-        self.begun.append((plan, copies) if not tensors else (plan, -len(tensors)))
-
-    def give_up(self, but: PrecisionPlan) -> None:
-        self.begun.append((but, 0))
-
-
-def test_an_engine_is_told_what_it_will_be_asked_and_not_again(judged: Judged) -> None:
-    fixture, engine = residual(), Anticipated(residual())
-    result, _ = judged(fixture, engine, robust=0.9)
-    assert result.passed and result.engine.reproducibility.processes == 3
-    bases = [Precision.FP32, Precision.TF32, Precision.FP16]
-    assert [(plan.base, copies) for plan, copies in engine.begun[:3]] == [(b, 1) for b in bases]
-    answer = PrecisionPlan(Precision.FP16, result.pinned)
-    copies = [copies for plan, copies in engine.begun if plan == answer and copies]
-    assert copies == [1, 3, 2], "before the second emulator is asked; then one for each process"
-    again = Anticipated(residual())
-    repeated, _ = judged(fixture, again, robust=0.9)
-    assert repeated.pinned == result.pinned and not again.built
-    assert not [plan for plan, copies in again.begun if copies > 0], "all of it is known"
-    assert not again.spare
-
-
-def test_a_set_that_was_searched_and_not_built_is_not_begun_when_a_run_is_repeated(
-    judged: Judged,
-) -> None:
-    fixture = residual()
-    for repeated in (False, True):
-        engine = Anticipated(residual())
-        engine._gain = 3.0
-        result, _ = judged(fixture, engine, robust=0.9, max_builds=1)
-        begun = {plan.pinned for plan, copies in engine.begun if copies > 0}
-        assert result.engine.out_of_builds and bool(engine.built) != repeated
-        assert repeated or begun - {p.pinned for p in engine.built}, "one was not built"
-        assert not repeated or not begun
-
-
-def test_a_new_run_begins_its_baselines_before_its_emulator_is_open(
-    judged: Judged, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And one that goes on does not: what it asks for may be known."""
-    seen, engine = [], Anticipated(residual())
-    opened = context.open_emulator
-
-    def noted(*arguments: Any) -> Any:
-        seen.append([plan.base for plan, _ in engine.begun])
-        return opened(*arguments)
-
-    monkeypatch.setattr(context, "open_emulator", noted)
-    judged(residual(), engine)
-    engine = Anticipated(residual())
-    judged(residual(), engine)
-    assert seen == [[Precision.FP32, Precision.TF32, Precision.FP16], []]
-
-
-def test_marks_are_begun_before_anything_is_run(judged: Judged) -> None:
-    """Of TensorRT for RTX, where the shapes tell how many layers one engine can show."""
-    fixture, engine = residual(), Anticipated(residual())
-    engine.versions = {"tensorrt_rtx": "1"}
-    judged(fixture, engine)
-    (plan, count), *later = [(plan, -n) for plan, n in engine.begun if n < 0]
-    assert plan == PrecisionPlan(Precision.FP16) and not later
-    assert count == sum(len(node.output) for node in fixture.model.graph.node)
 
 
 def test_an_answer_that_fails_in_a_further_process_is_taken_back(judged: Judged) -> None:
@@ -281,6 +193,7 @@ def eight(fixture: Fixture) -> list[Any]:
     return [{n: a + np.float32(0.01 * i) for n, a in fixture.inputs.items()} for i in range(8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("require", "more"), [("max_abs@mean<=0.1", {}), ("max_abs<=0.1", {"allow_misses": 0.2})]
 )

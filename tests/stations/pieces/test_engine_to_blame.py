@@ -35,7 +35,7 @@ def trials(settings: Any, precision: Any, graph: Any, samples: Any, budget: Any)
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.setattr("bisect_trt.reduction.reduce_model.engine_trials", trials)
+    monkeypatch.setattr("bisect_trt.reduction.reduce.engine_trials", trials)
 
     def made(planted: Sequence[int], **options: Any) -> bisect_trt.Result:
         model, arrays = residual(6, planted)
@@ -80,7 +80,7 @@ def test_max_builds_bounds_it(run: Any, builds: int) -> None:
 
 
 def test_the_time_bounds_it(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_trt.reduction.reduce_model.SECONDS", 1e-9)
+    monkeypatch.setattr("bisect_trt.reduction.reduce.RUN_BUDGET_S", 1e-9)
     result = run([3])
     assert result.cause.value == "not-precision"
     assert not (Path(result.folder) / "reproducer").exists()
@@ -91,7 +91,7 @@ def test_no_time_for_the_whole_leaves_the_answer(run: Any, monkeypatch: pytest.M
         budget.spent = 10_000
         return trials(settings, precision, graph, samples, budget)
 
-    monkeypatch.setattr("bisect_trt.reduction.reduce_model.engine_trials", slow)
+    monkeypatch.setattr("bisect_trt.reduction.reduce.engine_trials", slow)
     result = run([3])
     assert result.cause.value == "not-precision"
     assert not (Path(result.folder) / "reproducer").exists()
@@ -112,7 +112,7 @@ def test_an_engine_that_is_right_afterwards_is_said_to_be(
     def right(settings: Any, precision: Any, graph: Any, samples: Any, budget: Any) -> EngineTrials:
         return EngineTrials(Right, precision, precision, budget)
 
-    monkeypatch.setattr("bisect_trt.reduction.reduce_model.engine_trials", right)
+    monkeypatch.setattr("bisect_trt.reduction.reduce.engine_trials", right)
     result = run([3])
     assert result.cause.value == "not-precision"
     assert not (Path(result.folder) / "reproducer").exists()

@@ -46,6 +46,7 @@ def inputs(large: dict[int, str]) -> list[dict[str, np.ndarray]]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eight_draws")
 @pytest.mark.parametrize(
     ("aggregate", "large"), [("", {0: "a", 4: "b"}), ("@p95", {4: "b"}), ("@mean", {4: "a"})]

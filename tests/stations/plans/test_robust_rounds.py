@@ -17,7 +17,7 @@ from bisect_trt.search.minimise import Headroom
 from bisect_trt.settings import Settings
 from bisect_trt.steps import select_robust
 from bisect_trt.steps.search_set import Refusal
-from bisect_trt.steps.select_robust import RobustSet, shortest_passing
+from bisect_trt.steps.select_robust import RobustSearch, RobustSet, shortest_passing
 
 
 def searched(
@@ -30,7 +30,8 @@ def searched(
     """What the rounds end with, where the search set and the tests are made of numbers."""
     # Some of the given inputs may miss: no layer is asked where it breaks few.
     settings = SimpleNamespace(pick=pick, share_of_given=0.9)
-    problem: Any = SimpleNamespace(begin=(), settings=settings)
+    requirements = SimpleNamespace(tells_of_all=False)
+    problem: Any = SimpleNamespace(begin=(), settings=settings, requirements=requirements)
     context: Any = SimpleNamespace(
         tell=lambda _: None, evaluator=SimpleNamespace(workers=1), engine=None
     )
@@ -39,9 +40,8 @@ def searched(
         add=lambda _: None,
         forget=lambda below: None if forgotten is None else forgotten.append(below),
     )
-    return select_robust._in_rounds(
-        problem, context, search_set, names, strength, Headroom(1.0, 0.0, 0.95), fewest
-    )
+    room = Headroom(1.0, 0.0, 0.95)
+    return RobustSearch(problem, context, search_set, names, strength, room).run(fewest)
 
 
 @pytest.mark.parametrize(
@@ -286,19 +286,18 @@ def cut_short(
     def too_late(*_: Any) -> Any:
         raise BudgetSpentError
 
-    monkeypatch.setattr(select_robust, "SearchSet", lambda *_: search_set)
     monkeypatch.setattr(select_robust, "final_validation", too_late)
     # Some of the given inputs may miss: no layer is asked where it breaks few.
     settings = SimpleNamespace(pick=None, share_of_given=0.9)
-    problem: Any = SimpleNamespace(begin=(), settings=settings)
+    requirements = SimpleNamespace(tells_of_all=False)
+    problem: Any = SimpleNamespace(begin=(), settings=settings, requirements=requirements)
     context: Any = SimpleNamespace(
         tell=lambda _: None,
         evaluator=SimpleNamespace(workers=1),
         time=SimpleNamespace(search_ended=lambda: None),
     )
-    unseen: Any = SimpleNamespace(samples=(), refused=None)
-    found = select_robust.search_robustly(
-        problem, context, search_set.base, names, {}, unseen, Headroom(1.0, 0.0, 0.95)
-    )
+    room = Headroom(1.0, 0.0, 0.95)
+    asked: Any = search_set
+    found = RobustSearch(problem, context, asked, names, {}, room).run()
     assert found is not None
     return found

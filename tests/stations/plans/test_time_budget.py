@@ -116,6 +116,7 @@ def test_what_is_written_at_the_end_has_its_time(clock: Clock) -> None:
     assert endless.left_s == float("inf")
 
 
+@pytest.mark.slow
 def test_a_robust_search_ends_with_the_smallest_set_that_passed(
     clock: Clock, tmp_path: Path
 ) -> None:

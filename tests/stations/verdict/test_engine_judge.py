@@ -9,7 +9,7 @@ import pytest
 
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.steps.confirm import Emulated, EngineJudge
+from bisect_trt.steps.confirm import EngineJudge
 
 LAYERS = [f"l{i}" for i in range(10)]
 
@@ -63,12 +63,12 @@ def test_no_set_is_built_beyond_what_the_engine_refused(best: float) -> None:
     next set had one pin, and cost a build and 25 s.
     """
     engine = Engine({5: 1.3, 7: 1.05, 8: best, 2: 2.0, 3: 1.9, 4: 1.8, 6: 1.1})
-    base = PrecisionPlan(Precision.FP16)
     judge = EngineJudge(
-        engine,  # type: ignore[arg-type]
-        base,
-        LAYERS,
-        Emulated(searched, emulated),
+        engine=engine,  # type: ignore[arg-type]
+        base=PrecisionPlan(Precision.FP16),
+        ranked=LAYERS,
+        search=searched,
+        score=emulated,
         floors=(0.6, 0.6),
     )
     judgement = judge.decide(1.0)

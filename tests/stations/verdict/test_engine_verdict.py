@@ -20,7 +20,8 @@ from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.errors import tensor_error
 from bisect_trt.search.minimise import tightened
 from bisect_trt.steps import answer, confirm, validation_inputs
-from bisect_trt.steps.engine_diagnosis import Fp32, marking_effect_matters, what_fp32_is
+from bisect_trt.steps.engine_diagnosis import Fp32, what_fp32_is
+from bisect_trt.steps.engine_layer_errors import EngineTable
 from bisect_trt.steps.search_set import Refusal
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual, tf32_victim
@@ -64,7 +65,7 @@ def test_held_pins_are_held_on_the_engine_too(judged: Judged, robust: float) -> 
     fixture = encoder_decomposed()
     held = "/encoder/layers.0/attention/MatMul_1"
     engine = Engine(fixture, 1.2)
-    options = {"pin": f"^{held}$", "certify": "engine", "robust": robust}
+    options = {"keep_fp32": f"^{held}$", "certify": "engine", "robust": robust}
     result, _ = judged(fixture, engine, **options)
     assert result.passed and held in result.pinned and result.complete
     assert all(held in p.pinned for p in engine.built if p.base is Precision.FP16)
@@ -172,7 +173,9 @@ def test_what_fp32_is() -> None:
 def test_the_probe_effect_is_told_where_it_matters(
     unmarked: float, marked: float, matters: bool
 ) -> None:
-    assert marking_effect_matters(unmarked, marked) is matters
+    table = EngineTable({}, "marked outputs", marked, 1, "", unmarked)
+    assert table.marking_effect_matters is matters
+    assert [f.kind for f in table.findings()] == ["marking-effect"] * matters
 
 
 def test_fresh_draws_on_the_engine_decide(judged: Judged) -> None:
@@ -254,10 +257,8 @@ def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
         ranking=names,
         sensitivity=SimpleNamespace(strength={}),
     )
-    context: Any = SimpleNamespace(
-        evaluator=SimpleNamespace(judge=judge), opened=None, plan_for=lambda _, plan: plan
-    )
-    emulators = confirm._Emulators(problem, context, None, None, triage, None)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(evaluator=SimpleNamespace(judge=judge))
+    emulators = confirm._Emulators(problem, context, None, triage, None)  # type: ignore[arg-type]
     emulators._known[(0.5, 0)] = None
     emulators.hear_refused(frozenset(names[:4]), Refusal("augmented", (None, None), 9, 1.1))  # type: ignore[arg-type]
     assert emulators._in_vain is in_vain
