@@ -182,9 +182,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
 
 
 def _look_into(known: RunState, context: Context) -> Iterator[RunState]:
-    """On what the answer holds, how reproducible it is and how it compares with others; what is
-    known after each.
-    """
+    """The validation, reproducibility and trade-off of the answer, one after the other."""
     # Before further processes take the place of the answer's engine.
     validation = validation_of_answer(known, context)
     known = with_reproducibility(known, context)

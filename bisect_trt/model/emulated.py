@@ -1,5 +1,4 @@
-"""The model that shows FP16, BF16 or TF32 on any machine: FP32 arithmetic with every rounding
-written out.
+"""The model that shows FP16, BF16 or TF32 on any machine: FP32 with explicit roundings.
 
 A reduced FP16 or BF16 layer gets its float inputs rounded, computes in FP32 (as tensor cores
 accumulate) and has its outputs rounded. Rounding is ``Cast`` down and ``Cast`` back, a pair that
@@ -40,7 +39,10 @@ SWALLOWING = RECURRENT | MAXIMA | PLACES | {"Clip"}
 LOST = int(np.iinfo(np.int64).min)
 """The integer that a cast of NaN gives on x86, and that stands for the place of a NaN here."""
 
-_HAS_IS_NAN, _BOUNDS_ARE_INPUTS, _AXES_ARE_INPUTS = 9, 11, 18
+# The opsets from which on IsNaN exists, Clip's bounds are inputs, and so are reductions' axes.
+_IS_NAN_OPSET = 9
+_BOUNDS_OPSET = 11
+_AXES_OPSET = 18
 
 
 def guarded(
@@ -64,7 +66,7 @@ def _is_nan(name: str, given: str, fresh: Callable[[str], str], opset: int) -> l
     """What makes the truth values ``given``: whether those of ``name`` are NaN, which are neither
     below 1 nor above -1.
     """
-    if opset >= _HAS_IS_NAN:
+    if opset >= _IS_NAN_OPSET:
         return [helper.make_node("IsNaN", [name], [given])]
     one, less, below, above, either = (
         fresh(f"{given}_{what}") for what in ("one", "less", "below", "above", "either")
@@ -144,13 +146,13 @@ def _place(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> lis
         helper.make_node("Cast", [broken], [seen], to=TensorProto.FLOAT),
         _constant(lost, np.int64(LOST)),
     ]
-    if opset >= _AXES_ARE_INPUTS:
+    if opset >= _AXES_OPSET:
         axes = fresh(f"{name}__axes")
         made.append(_constant(axes, np.asarray([axis], np.int64)))
         made.append(helper.make_node("ReduceMax", [seen, axes], [found], keepdims=keeps))
     else:
         made.append(helper.make_node("ReduceMax", [seen], [found], axes=[axis], keepdims=keeps))
-    if opset >= _HAS_IS_NAN:
+    if opset >= _IS_NAN_OPSET:
         made.append(helper.make_node("Cast", [found], [is_lost], to=TensorProto.BOOL))
         made.append(helper.make_node("Where", [is_lost, lost, node.output[0]], [name]))
         return made
@@ -169,7 +171,7 @@ def _place(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> lis
 def _clip(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
     """The bound that is not given is infinite, not the largest number."""
     ends = {1: -np.inf, 2: np.inf}
-    if opset < _BOUNDS_ARE_INPUTS:
+    if opset < _BOUNDS_OPSET:
         given = {attribute.name for attribute in node.attribute}
         for name, end in (("min", -np.inf), ("max", np.inf)):
             if name not in given:

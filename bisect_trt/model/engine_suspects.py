@@ -13,10 +13,10 @@ from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision
 from bisect_trt.model.cautions import refused
 from bisect_trt.model.graph import Graph
+from bisect_trt.model.inputs import shared_placeholders
 from bisect_trt.model.precision_rules import is_standard
 from bisect_trt.model.shapes import Shape, shapes_of, with_shapes
-from bisect_trt.model.tensor_types import UNKNOWN, Scope, subgraphs
-from bisect_trt.model.tensor_values import shared_placeholders
+from bisect_trt.model.tensor_types import UNKNOWN, Scope, every_node, subgraphs
 
 _BODIES = {"then_branch", "else_branch"}
 _RECURRENT = ("LSTM", "GRU")
@@ -103,11 +103,9 @@ def _told_at_run_time(
 
 
 def _recurrent(graph: onnx.GraphProto) -> Iterator[str]:
-    for node in graph.node:
+    for node in every_node(graph.node):
         if node.op_type in _RECURRENT:
             yield f"{_called(node)} ({node.op_type})"
-        for _, body in subgraphs(node):
-            yield from _recurrent(body)
 
 
 def _called(node: onnx.NodeProto) -> str:

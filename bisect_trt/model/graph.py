@@ -14,11 +14,9 @@ from onnx import TensorProto, defs, helper
 from bisect_trt.base.errors import BadInputError, one_line
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.layers import (
-    FloatSlots,
     Kind,
     Layer,
     Role,
-    float_slots,
     node_names,
     role_of,
     with_unique_names,
@@ -287,18 +285,19 @@ _REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """``proto`` is read only from here on: what is derived from it is remembered.
+    """A model with what is derived from it; ``proto`` is read only from here on.
+
     Of a lifted source ``stored_inputs`` are what is cast from its reduced inputs, and
-    ``stored_outputs`` the outputs, with their types, that it gives reduced.
+    ``stored_outputs`` the outputs, with their types, that it gives reduced. ``derived`` holds what
+    other modules remember.
     """
 
     proto: onnx.ModelProto
-    _roles: dict[Precision, list[Role | None]] = field(default_factory=dict, init=False, repr=False)
-    _slots: list[FloatSlots | None] = field(default_factory=list, init=False, repr=False)
-    _raised: dict[int, Graph] = field(default_factory=dict, init=False, repr=False)
-    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     stored_inputs: frozenset[str] = frozenset()
     stored_outputs: Mapping[str, int] = field(default_factory=dict)
+    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _roles: dict[tuple[int, Precision], Role] = field(default_factory=dict, init=False, repr=False)
+    _raised: dict[int, Graph] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -329,12 +328,10 @@ class Graph:
     def layers(self) -> tuple[Layer, ...]:
         """The nodes that can run at FP16, BF16 or TF32, in the file's (topological) order."""
         found = []
-        same: dict[frozenset[Precision], frozenset[Precision]] = {}
         for index, (node, name) in enumerate(zip(self.proto.graph.node, self.names, strict=True)):
             precisions = frozenset(p for p in _REDUCED if self.role(index, p).kind is Kind.LAYER)
-            precisions = same.setdefault(precisions, precisions)
             if precisions:
-                # Each access to a message makes a new string.
+                # Interned: each access to a message makes a new string.
                 outputs = tuple(
                     intern(o) for o in node.output if o and self.types.type_of(o) == FLOAT
                 )
@@ -344,12 +341,12 @@ class Graph:
 
     @cached_property
     def lookups(self) -> tuple[Lookup, ...]:
-        """The first float tensors where the inputs are integers (see ``lookups``)."""
+        """The first float tensors where the inputs are integers."""
         return list_lookups(self.proto, self.layers, self.float_constants)
 
     @cached_property
     def discrete(self) -> frozenset[str]:
-        """The float inputs that are taken for integers or truth values (see ``discrete``)."""
+        """The float inputs that are taken for integers or truth values."""
         return discrete_inputs(self.proto.graph, self.types)
 
     @cached_property
@@ -358,9 +355,7 @@ class Graph:
         return Graph(after_lookups(self.proto, self.lookups))
 
     def taking(self, inputs: Iterable[str]) -> Graph:
-        """The form of the model that takes ``inputs``: itself, or where what it looks up is among
-        them, :attr:`after_lookups`.
-        """
+        """The form of the model that takes ``inputs``: itself, or :attr:`after_lookups`."""
         sources = {lookup.source for lookup in self.lookups}
         return self if sources.isdisjoint(inputs) else self.after_lookups
 
@@ -380,27 +375,13 @@ class Graph:
 
     def role(self, index: int, precision: Precision) -> Role:
         """What node ``index`` of the main graph may do at ``precision``."""
-        roles = self._roles.get(precision)
-        if roles is None:
-            roles = self._roles.setdefault(precision, [None] * len(self.names))
-        role = roles[index]
-        if role is None:
+        key = (index, precision)
+        if key not in self._roles:
             node = self.proto.graph.node[index]
-            slots = self._slots_of(index, node)
             if node.op_type == "Cast" and node.output[0] in self.stored_inputs:
                 precision = Precision.FP32  # it gives what was rounded already
-            role = role_of(node, self.types, self.opset, precision, slots)
-            roles[index] = role
-        return role
-
-    def _slots_of(self, index: int, node: onnx.NodeProto) -> FloatSlots:
-        """The :func:`float_slots` of node ``index``, for all precisions."""
-        if not self._slots:
-            self._slots.extend([None] * len(self.names))
-        slots = self._slots[index]
-        if slots is None:
-            slots = self._slots[index] = float_slots(node, self.types)
-        return slots
+            self._roles[key] = role_of(node, self.types, self.opset, precision)
+        return self._roles[key]
 
     def raised(self, target: int) -> Graph:
         """The same model at opset ``target``.
@@ -438,8 +419,7 @@ def as_graph(model: onnx.ModelProto | Graph) -> Graph:
 def list_layers(model: onnx.ModelProto | Graph) -> list[Layer]:
     """The layers of ``model`` in the file's order, which ONNX requires to be a topological one.
 
-    A layer is a node with an FP32 output that can run at FP16, BF16 or TF32. Nodes that already run
-    in FP16 or BF16 in the source, integer and boolean nodes, custom domains, Q/DQ and the operators
-    of ``STAYS_FP32`` are none.
+    A layer is a node with an FP32 output that can run at FP16, BF16 or TF32. Nodes that the source
+    reduces already, integer nodes, custom domains, Q/DQ and ``STAYS_FP32`` are none.
     """
     return list(as_graph(model).layers)

@@ -26,11 +26,12 @@ from bisect_trt.model.precision_rules import (
 )
 from bisect_trt.model.tensor_types import UNKNOWN
 
+_SQUARES = "sums of squares leave FP16's range"
 _DELICATE = {
     "Pow": "squares leave FP16's range above 256",
     "ReduceSum": "sums of many values leave FP16's range",
-    "ReduceSumSquare": "sums of squares leave FP16's range",
-    "ReduceL2": "sums of squares leave FP16's range",
+    "ReduceSumSquare": _SQUARES,
+    "ReduceL2": _SQUARES,
     "Exp": "leaves FP16's range above 11.09",
     "Softplus": "its exponential leaves FP16's range",
     "InstanceNormalization": "variances of large activations leave FP16's range",
@@ -41,9 +42,7 @@ _DELICATE = {
 
 @dataclass(frozen=True)
 class Inspection:
-    """``suspects`` maps a layer's id to why it is delicate; ``kept`` the float nodes that are no
-    layers to why.
-    """
+    """``suspects`` are delicate layers, ``kept`` float nodes that are no layers, each with why."""
 
     model: str
     opset: int

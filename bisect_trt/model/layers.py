@@ -1,6 +1,4 @@
-"""What the nodes of a model are to this tool: layers, kept nodes or constants, each with a stable
-unique id.
-"""
+"""What nodes are to this tool: layers, kept nodes or constants, each with a stable unique id."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from bisect_trt.model.precision_rules import (
     is_standard,
     reducible_slots,
 )
-from bisect_trt.model.tensor_types import UNKNOWN, Scope, subgraphs
+from bisect_trt.model.tensor_types import UNKNOWN, Scope, every_node, subgraphs
 
 
 class Kind(Enum):
@@ -58,8 +56,7 @@ class Role:
     """What one node may do at one precision: the float slots that change, and those that stay FP32.
 
     ``reduced_in`` and ``reduced_out`` are slots of FP32 tensors that a reduced node reads and
-    writes reduced; ``float_in`` are all its FP32 input slots. Thousands of nodes have the same few
-    roles, at each precision: :func:`role_of` gives one object of each.
+    writes reduced; ``float_in`` are all its FP32 input slots.
     """
 
     kind: Kind
@@ -69,12 +66,10 @@ class Role:
 
 
 def node_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
-    """A unique name for each node: its own where it has one to itself, made up from its output
-    where it has none.
+    """A unique name for each node.
 
     The first node of several with one name keeps it; the later ones get ``_1``, ``_2``, ... A
-    made-up name is ``Op_output``, which survives edits elsewhere in the graph (a position would
-    not).
+    node without a name is called ``Op_output``, which survives edits elsewhere in the graph.
     """
     taken = {n.name for n in nodes if n.name}
     seen: set[str] = set()
@@ -96,9 +91,7 @@ def node_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
 
 
 def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of ``model`` whose nodes bear their ids, without the shapes that the file claims for
-    inner tensors.
-    """
+    """A copy whose nodes bear their ids, without the shapes claimed for inner tensors."""
     named = onnx.ModelProto()
     named.CopyFrom(model)
     for node, name in zip(named.graph.node, node_names(model.graph.node), strict=True):
@@ -108,7 +101,7 @@ def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_outputs(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
-    """``model``, or a copy of it with those of ``tensors`` as further outputs that are none yet."""
+    """``model``, or a copy with those of ``tensors`` that are no outputs yet as outputs."""
     known = {output.name for output in model.graph.output}
     new = [name for name in dict.fromkeys(tensors) if name not in known]
     if not new:
@@ -119,40 +112,20 @@ def with_outputs(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelPr
     return more
 
 
-FloatSlots = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def float_slots(node: onnx.NodeProto, scope: Scope) -> FloatSlots:
-    """The input and the output slots of ``node`` that hold FP32 tensors, in the types of
-    ``scope``.
-    """
-    ins, outs = (
-        tuple(i for i, tensor in enumerate(names) if tensor and scope.type_of(tensor) == FLOAT)
-        for names in (node.input, node.output)
-    )
-    return _same((ins, outs))
-
-
-@cache
-def _same(slots: FloatSlots) -> FloatSlots:
-    """The first of equal ones: thousands of nodes have the same few."""
-    return slots
+def _float_slots(names: Sequence[str], scope: Scope) -> tuple[int, ...]:
+    """The slots that hold FP32 tensors, in the types of ``scope``."""
+    return tuple(i for i, name in enumerate(names) if name and scope.type_of(name) == FLOAT)
 
 
 _role = cache(Role)
+"""Thousands of nodes have the same few roles."""
 
 
-def role_of(
-    node: onnx.NodeProto,
-    scope: Scope,
-    opset: int,
-    precision: Precision,
-    slots: FloatSlots | None = None,
-) -> Role:
+def role_of(node: onnx.NodeProto, scope: Scope, opset: int, precision: Precision) -> Role:
     """What ``node`` may do at ``precision``; FP32 asks for nothing, so every node is then kept."""
     if node.op_type == "Constant" and is_standard(node):
         return _role(Kind.CONSTANT)
-    float_in, float_out = slots or float_slots(node, scope)
+    float_in, float_out = _float_slots(node.input, scope), _float_slots(node.output, scope)
     kept = _role(Kind.KEPT, float_in=float_in)
     if not float_out or not is_standard(node) or precision is Precision.FP32:
         return kept
@@ -176,9 +149,7 @@ def role_of(
 
 
 def _feeds_unknown(node: onnx.NodeProto, scope: Scope) -> bool:
-    """True if a body of ``node`` takes for a float what comes from behind a custom operator: it
-    would be given FP32 where its input is said to be reduced.
-    """
+    """Whether a body takes for a float what is given from behind a custom operator, in FP32."""
     return any(
         outer and scope.type_of(outer) == UNKNOWN and inner.type.tensor_type.elem_type == FLOAT
         for _, body in subgraphs(node)
@@ -187,9 +158,9 @@ def _feeds_unknown(node: onnx.NodeProto, scope: Scope) -> bool:
 
 
 def _multiplies_matrices(node: onnx.NodeProto) -> bool:
-    """True if a body of ``node`` holds an operator that TF32 touches."""
+    """Whether a body of ``node`` holds an operator that TF32 touches."""
     return any(
-        inner.op_type in MATRIX_INPUTS or _multiplies_matrices(inner)
+        inner.op_type in MATRIX_INPUTS
         for _, body in subgraphs(node)
-        for inner in body.node
+        for inner in every_node(body.node)
     )

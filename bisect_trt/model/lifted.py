@@ -1,9 +1,8 @@
 """A model that is FP16 or BF16 already, lifted to FP32 so that its own roundings can be judged.
 
-ONNX Runtime's CPU provider runs FP16 nodes in FP32 and drops the roundings between them, so nothing
-that it says of such a model is what hardware does. Lifted, every tensor is FP32 and the weights are
-as stored; the source's types come back as a plan: what was reduced is reduced, and what was FP32
-stays so. Graph inputs keep their type, and a Cast stands behind each.
+ONNX Runtime's CPU provider drops the roundings between FP16 nodes. Lifted, every tensor is FP32
+and weights are as stored; the source's types come back as a plan. Graph inputs keep their type, and
+a Cast stands behind each.
 """
 
 from __future__ import annotations
@@ -23,8 +22,15 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import node_names
 from bisect_trt.model.load import LoadedModel, load_model
 from bisect_trt.model.precision_rules import FLOAT, MOVES, STORAGE_TYPE, is_standard
-from bisect_trt.model.tensor_types import Scope, every_node, infer_types, subgraphs
-from bisect_trt.model.tensor_values import all_tensors, array_of, place_of
+from bisect_trt.model.tensor_types import (
+    Scope,
+    infer_types,
+    replace_nodes,
+    subgraphs,
+    tensor_names,
+    unused,
+)
+from bisect_trt.model.tensor_values import all_tensors, array_of
 
 _NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "softmax_precision"})
 """Attributes that hold an element type."""
@@ -32,10 +38,12 @@ _NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "sof
 
 @dataclass(frozen=True)
 class Lifted:
-    """``model`` in FP32. ``precision`` is what the source's nodes run in, ``reduced`` how many of
-    its ``nodes`` do, ``islands`` the ids of those that it keeps in FP32: none where it reduces
-    none. ``inputs`` are what stands for graph inputs of that type, ``outputs`` the graph outputs of
-    that type, with it. ``has_bodies`` where a node with bodies is reduced.
+    """``model`` in FP32, and what the source was.
+
+    ``precision`` is what ``reduced`` of the source's ``nodes`` run in; ``islands`` are the ids of
+    those that it keeps in FP32, none where it reduces none. ``inputs`` stand for graph inputs of
+    that type, ``outputs`` are the graph outputs of that type. ``has_bodies`` says that a node with
+    bodies is reduced.
     """
 
     model: onnx.ModelProto
@@ -66,22 +74,18 @@ class Lifted:
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A model as a run takes it: ``lifted`` says what the source was, where ``model`` is a lifted
-    form of it.
-    """
+    """A model as a run takes it; ``lifted`` says what the source was where it was reduced."""
 
     model: LoadedModel
     lifted: Lifted | None
 
     @property
     def graph(self) -> Graph:
-        """The model as passes take it; inputs and outputs keep the source's types in what is
-        written of it.
-        """
+        """The model as passes take it: what is written keeps the source's inputs and outputs."""
         if self.lifted is None:
             return Graph(self.model.proto)
-        its = self.lifted
-        return Graph(its.model, stored_inputs=its.inputs, stored_outputs=its.outputs)
+        lifted = self.lifted
+        return Graph(lifted.model, stored_inputs=lifted.inputs, stored_outputs=lifted.outputs)
 
 
 def load_source(source: str | Path | onnx.ModelProto) -> SourceModel:
@@ -132,14 +136,14 @@ def lift(model: onnx.ModelProto, where: str = "model") -> Lifted | None:
     lifting = _Lift(kind, where)
     inputs = lifting.graph(new.graph, scope)
     return Lifted(
-        new,
-        found[0],
-        len(reduced) if changed else 0,
-        len(computing),
-        islands,
-        inputs,
-        dict.fromkeys(lifting.outputs, kind),
-        any(True for node in changed for _ in subgraphs(node)),
+        model=new,
+        precision=found[0],
+        reduced=len(reduced) if changed else 0,
+        nodes=len(computing),
+        islands=islands,
+        inputs=inputs,
+        outputs=dict.fromkeys(lifting.outputs, kind),
+        has_bodies=any(any(subgraphs(node)) for node in changed),
     )
 
 
@@ -163,23 +167,19 @@ _CHANGES_NONE = MOVES | {"Cast"}
 
 
 def _types_made(node: onnx.NodeProto, index: int, scope: Scope) -> frozenset[int]:
-    """The float types of what ``node`` and the nodes of its bodies give. A constant computes
-    nothing.
-    """
+    """The float types of what ``node`` and its bodies' nodes give; a constant computes nothing."""
     if node.op_type == "Constant":
         return frozenset()
     kinds = {scope.type_of(o) for o in node.output if o}
     for attribute, body in subgraphs(node):
         inner = scope.body(index, attribute)
-        for place, its in enumerate(body.node):
-            kinds |= _types_made(its, place, inner)
+        for place, within in enumerate(body.node):
+            kinds |= _types_made(within, place, inner)
     return frozenset(kinds & {FLOAT, *STORAGE_TYPE.values()})
 
 
 class _Lift:
-    """Rewrites a graph in place: ``kind`` becomes FP32 everywhere but at the graph's inputs and
-    around operators of other domains.
-    """
+    """Rewrites a graph in place: ``kind`` becomes FP32, but at inputs and custom operators."""
 
     def __init__(self, kind: int, where: str) -> None:
         self._kind = kind
@@ -188,11 +188,11 @@ class _Lift:
         self.outputs: list[str] = []
 
     def graph(self, graph: onnx.GraphProto, scope: Scope) -> frozenset[str]:
-        """Lift the main graph; the names of what stands for its inputs. ``outputs`` are then the
-        graph outputs that were of the type, but for those that are inputs.
+        """Lift the main graph; the names of what stands for its inputs.
+
+        ``outputs`` are then the graph outputs that were of the type, but for inputs.
         """
-        self._used.update(name for node in every_node(graph.node) for name in node.output)
-        self._used.update(v.name for v in (*graph.input, *graph.initializer))
+        self._used = tensor_names(graph)
         self._tensors(graph)
         initialised = {t.name for t in graph.initializer}
         low = [
@@ -201,8 +201,8 @@ class _Lift:
             if value.name not in initialised and value.type.tensor_type.elem_type == self._kind
         ]
         fed = {name: self._fresh(f"{name}__fp32") for name in low}
-        passed = [o for o in graph.output if o.name in fed]
-        kept = [onnx.ValueInfoProto.FromString(o.SerializeToString()) for o in passed]
+        kept = onnx.GraphProto()
+        kept.output.extend(o for o in graph.output if o.name in fed)
         low_outputs = (o for o in graph.output if o.type.tensor_type.elem_type == self._kind)
         self.outputs = [o.name for o in low_outputs if o.name not in fed]
         renamed = dict(fed)
@@ -210,7 +210,8 @@ class _Lift:
             if tensor.name in self.outputs:
                 renamed[tensor.name] = tensor.name = self._fresh(f"{tensor.name}__fp32")
         self._body(graph, scope, renamed)
-        for value, as_it_was in zip(passed, kept, strict=True):
+        passed = [o for o in graph.output if o.name in fed]
+        for value, as_it_was in zip(passed, kept.output, strict=True):
             value.CopyFrom(as_it_was)
         for name in self.outputs:
             if name in renamed:
@@ -219,10 +220,7 @@ class _Lift:
             helper.make_node("Cast", [name], [lifted], self._fresh(f"lift_{name}"), to=FLOAT)
             for name, lifted in fed.items()
         ]
-        nodes = [*casts, *graph.node]
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
+        replace_nodes(graph, [*casts, *graph.node])
         for value in graph.input:
             if value.name in initialised:
                 self._retype(value.type)
@@ -234,16 +232,10 @@ class _Lift:
             if tensor.data_type != self._kind:
                 continue
             values = np.asarray(array_of(tensor)).astype(np.float32)
-            if place_of(tensor) is not None:
-                del tensor.external_data[:]
-                tensor.ClearField("data_location")
-            name, dims = tensor.name, list(tensor.dims)
-            tensor.CopyFrom(numpy_helper.from_array(values.reshape(dims), name))
+            tensor.CopyFrom(numpy_helper.from_array(values.reshape(tensor.dims), tensor.name))
 
     def _body(self, graph: onnx.GraphProto, scope: Scope, fed: Mapping[str, str]) -> None:
-        """The nodes, and what is declared of their tensors; ``fed`` names what stands for a graph
-        input.
-        """
+        """The nodes and their tensors' types; ``fed`` names what stands for a graph input."""
         nodes: list[onnx.NodeProto] = []
         for index, node in enumerate(graph.node):
             for slot, name in enumerate(node.input):
@@ -262,9 +254,7 @@ class _Lift:
                     self._retype(value.type)
             nodes += [node] if is_standard(node) else self._around(node, scope, fed)
         if len(nodes) > len(graph.node):
-            copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-            del graph.node[:]
-            graph.node.extend(copies)
+            replace_nodes(graph, nodes)
         for value in (*graph.output, *graph.value_info):
             self._retype(value.type)
 
@@ -300,9 +290,4 @@ class _Lift:
             kind.tensor_type.elem_type = FLOAT
 
     def _fresh(self, stem: str) -> str:
-        name, number = stem, 0
-        while name in self._used:
-            number += 1
-            name = f"{stem}_{number}"
-        self._used.add(name)
-        return name
+        return unused(stem, self._used)

@@ -20,9 +20,7 @@ _OF_SHAPES = frozenset({"Shape", "Size"})
 
 
 def decided_outputs(graph: Graph, layers: Collection[str]) -> frozenset[str]:
-    """The names of outputs that are integers or truth values, and of which some of ``layers`` may
-    change a value: a class, an index, a mask. Such a value is another or is not, by no margin.
-    """
+    """The outputs that are integers or truth values, which some of ``layers`` may change."""
     made_by = {
         tensor: place
         for place, node in enumerate(graph.proto.graph.node)
@@ -43,9 +41,7 @@ _KEEP_ORDER = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "U
 
 @dataclass(frozen=True)
 class Decision:
-    """An output that is the place of the largest (or smallest) value of ``tensor`` along ``axis``,
-    in whatever shape.
-    """
+    """An output: the place of the largest (or smallest) value of ``tensor`` along ``axis``."""
 
     tensor: str
     axis: int
@@ -96,7 +92,7 @@ def unreached(graph: Graph) -> frozenset[str]:
 
 
 _KNOWN_DOMAINS = frozenset({"ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
-"""Beside ONNX's own, those that ONNX Runtime's CPU provider has kernels of."""
+"""Those that ONNX Runtime's CPU provider has kernels of."""
 
 _SELECTS_ROWS = frozenset({"NonMaxSuppression"})
 _SHOWN = 4
@@ -122,8 +118,9 @@ def names_of(texts: Iterable[str], model: onnx.ModelProto) -> list[str]:
 
 
 def tail_outputs(model: onnx.ModelProto, *, of_rows: bool) -> tuple[list[str], list[str]]:
-    """Where a model is cut by itself: the tensors to judge in place of its outputs, and the ids of
-    the nodes for whose sake; both empty where it is judged as a whole.
+    """The tensors to judge in place of outputs that cannot be compared, and the nodes at fault.
+
+    Both are empty where a model is judged as a whole.
     """
     opset, nodes, names = opset_of(model), model.graph.node, node_names(model.graph.node)
     behind: set[str] = set()
@@ -167,8 +164,7 @@ def _is_unknown(node: onnx.NodeProto, opset: int) -> bool:
 
 
 def judged_part(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
-    """A copy of what ``model`` computes ``outputs`` with, which are its outputs then; its inputs
-    stay.
+    """A copy of what ``model`` computes ``outputs`` with; its inputs stay.
 
     Raises:
         BadInputError: of an output no type is known.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -148,9 +148,10 @@ _INSTALLED = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[.\
 
 @dataclass(frozen=True)
 class Origin:
-    """``file`` and ``line`` (0 where unknown) of the innermost call in code that is not installed,
-    its text (``code``), the path of the ``module`` in the model, and that module's class
-    (``module_class``). Blank where the exporter did not say.
+    """Where a node comes from: blank, or line 0, where the exporter did not say.
+
+    ``file``, ``line`` and ``code`` are of the innermost call in code that is not installed;
+    ``module`` is the path of the module in the model.
     """
 
     file: str = ""
@@ -194,9 +195,7 @@ _Frame = tuple[str, int, str]
 
 
 def _users_frame(frames: list[_Frame]) -> _Frame:
-    """The innermost of ``frames`` (outermost first) that is no installed library's; where all are,
-    none: a line of PyTorch's own says nothing of the user's code.
-    """
+    """The innermost of ``frames`` (outermost first) that is no installed library's, if any."""
     own = [frame for frame in frames if not _INSTALLED.search(frame[0])]
     return own[-1] if own else ("", 0, "")
 
@@ -234,20 +233,21 @@ Neighbours = Mapping[str, Sequence[str]]
 
 
 def nodes_alike(graph: Graph, names: Collection[str]) -> tuple[str, ...]:
-    """The nodes that are connected to each other as ``names`` are, these among them, in the file's
-    order.
+    """The nodes that are connected to each other as ``names`` are, in the file's order.
 
     A node is like one of ``names`` if its operator is the same, and for each neighbour that the one
     has among ``names`` it has a neighbour that is like that. What fails this is struck off until
-    nothing more does (arc consistency: Mackworth, Artificial Intelligence 8, 1977), so that more
-    may be found than a match of whole blocks would find, and never less.
+    nothing more does (arc consistency: Mackworth, Artificial Intelligence 8, 1977).
     """
     operators = {
         n: node.op_type for n, node in zip(graph.names, graph.proto.graph.node, strict=True)
     }
     before, after = _neighbours(graph)
     like = {one: {n for n, op in operators.items() if op == operators[one]} for one in names}
-    sides = [(side, _among(names, side)) for side in (before, after)]
+    sides = [
+        (side, {one: [n for n in side[one] if n in names] for one in names})
+        for side in (before, after)
+    ]
     changed = True
     while changed:
         changed = False
@@ -277,21 +277,13 @@ def _has(
     return True
 
 
-def _among(names: Collection[str], side: Neighbours) -> dict[str, list[str]]:
-    return {one: [n for n in side[one] if n in names] for one in names}
-
-
 def _neighbours(graph: Graph) -> tuple[Neighbours, Neighbours]:
     """The nodes that give each node its inputs, and those that read its outputs."""
     nodes = list(zip(graph.names, graph.proto.graph.node, strict=True))
     source = {tensor: name for name, node in nodes for tensor in node.output if tensor}
-    before = {name: _sources(node.input, source) for name, node in nodes}
+    before = {name: [source[t] for t in node.input if t in source] for name, node in nodes}
     after: dict[str, list[str]] = {name: [] for name, _ in nodes}
     for name, givers in before.items():
         for giver in dict.fromkeys(givers):
             after[giver].append(name)
     return before, after
-
-
-def _sources(tensors: Iterable[str], source: Mapping[str, str]) -> list[str]:
-    return [source[t] for t in tensors if t in source]

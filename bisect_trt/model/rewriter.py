@@ -1,9 +1,7 @@
-"""What the typed and the emulated model share: node by node, body by body, one decision a
-node.
+"""What the typed and the emulated model share: node by node, body by body, one decision a node.
 
-A subclass says what lowering a node means (another type, or explicit roundings). The rewriter owns
-what both need: fresh names, scopes, constants, and that a tensor is converted once for each
-precision, where it is defined.
+A subclass says what reducing a node means: another type, or explicit roundings. The rewriter owns
+fresh names, scopes, constants, and that a tensor is converted once for each precision.
 """
 
 from __future__ import annotations
@@ -17,19 +15,19 @@ from onnx import AttributeProto
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph, drop_unread
+from bisect_trt.model.inputs import name_placeholder_dims
 from bisect_trt.model.layers import Kind, Role, node_names, role_of
 from bisect_trt.model.precision_rules import FLOAT
 from bisect_trt.model.tensor_types import Scope, subgraphs
-from bisect_trt.model.tensor_values import Constants, name_placeholder_dims, rounded_tensor
+from bisect_trt.model.tensor_values import Constants, rounded_tensor
 
 
 @dataclass
 class Frame:
-    """One graph being written (nodes go straight into it), what its tensors are, and which versions
-    of them exist.
+    """One graph being written, and the versions of its tensors.
 
-    ``state`` says at which precision a tensor already is (stored so, or rounded so); absent means
-    FP32. ``versions`` maps (tensor, precision) to the name under which that version can be read.
+    ``state`` says at which precision a tensor already is; absent means FP32. ``versions`` maps
+    (tensor, precision) to the name under which that version can be read.
     """
 
     scope: Scope
@@ -65,9 +63,7 @@ class Rewriter(ABC):
 
     @abstractmethod
     def chosen(self, precision: Precision) -> Precision:
-        """What a layer planned at ``precision`` means to this rewriter (types cannot express TF32,
-        for example).
-        """
+        """What a layer planned at ``precision`` runs in: types, for one, cannot express TF32."""
 
     @abstractmethod
     def convert(self, frame: Frame, name: str, precision: Precision) -> str:
@@ -96,8 +92,14 @@ class Rewriter(ABC):
         target.functions.extend(source.functions)
         target.metadata_props.extend(source.metadata_props)
         self.claim_names()
-        scope = self.source.types
-        self._graph(source.graph, target.graph, scope, None, self.plan.precision_of, None)
+        self._graph(
+            source.graph,
+            target.graph,
+            self.source.types,
+            parent=None,
+            choose=self.plan.precision_of,
+            body_precision=None,
+        )
         name_placeholder_dims(target.graph)
         return target
 
@@ -158,6 +160,7 @@ class Rewriter(ABC):
         source: onnx.GraphProto,
         target: onnx.GraphProto,
         scope: Scope,
+        *,
         parent: Frame | None,
         choose: Chooser,
         body_precision: Precision | None,
@@ -213,9 +216,7 @@ class Rewriter(ABC):
         frame.graph.node.append(node)
 
     def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
-        """What ``node`` reads at ``slot``; a rewriter may leave slots alone whose type does not
-        matter.
-        """
+        """What ``node`` reads at ``slot``; slots whose type does not matter may be left alone."""
         return self.read(frame, node.input[slot], wanted)
 
     def _body(
@@ -234,9 +235,9 @@ class Rewriter(ABC):
             source,
             attribute.g,
             scope,
-            frame,
-            lambda _: precision,
-            precision if reduces_borders else None,
+            parent=frame,
+            choose=lambda _: precision,
+            body_precision=precision if reduces_borders else None,
         )
 
     def _leave_body(self, frame: Frame, precision: Precision) -> None:

@@ -24,8 +24,7 @@ class Rounding:
     """``tensor`` rounded on account of ``layer``, which reads or gives it in ``slot``.
 
     ``constant`` is true for a tensor of the file, which can be rounded before anything runs.
-    ``maker`` is the layer that has rounded the tensor already where it is reduced too, None where
-    no layer does.
+    ``maker`` is the layer that has rounded the tensor already where it is reduced too.
     """
 
     tensor: str
@@ -83,9 +82,7 @@ _MOVE_TOO = frozenset({"Dropout"})
 
 
 def list_movers(graph: Graph, precision: Precision) -> Movers:
-    """The layers that move values and read no constant, where layers run in ``precision``; none of
-    TF32, which rounds no values between layers.
-    """
+    """The layers that move values and read no constant; none of TF32, which rounds operands."""
     if not precision.is_storage:
         return Movers()
     names, types = graph.names, graph.types
@@ -119,11 +116,9 @@ def list_movers(graph: Graph, precision: Precision) -> Movers:
 
 
 def with_roundings(graph: Graph, base: Precision) -> Graph:
-    """``graph``, or the model at the first opset in which the roundings to ``base``, and to TF32,
-    can be written and run.
+    """``graph``, or the model at the first opset in which roundings to ``base`` and TF32 can run.
 
-    A model before opset 7 that cannot be converted stays as it is: only its TF32 baseline then
-    cannot be run.
+    A model before opset 7 that cannot be converted stays as it is, without a TF32 baseline.
 
     Raises:
         BadInputError: BF16 is asked for and the opset cannot be raised.
@@ -139,8 +134,7 @@ def with_roundings(graph: Graph, base: Precision) -> Graph:
 
 
 def with_bf16_operators(graph: Graph, plan: PrecisionPlan) -> Graph:
-    """``graph``, or the model at opset 22 where an operator that ``plan`` lowers has no BF16 form
-    in its own opset.
+    """``graph``, or the model at opset 22 where a reduced operator has no BF16 form in its own.
 
     Raises:
         BadInputError: the opset cannot be raised.
@@ -149,18 +143,17 @@ def with_bf16_operators(graph: Graph, plan: PrecisionPlan) -> Graph:
 
 
 def check_can_be_written(graph: Graph, plan: PrecisionPlan) -> None:
-    """Refuse a model of which ``plan`` cannot be written, before a search is made for nothing. The
-    raised model is not kept: that would be a second one for the whole run.
+    """Refuse a model of which ``plan`` cannot be written, before a search is made for nothing.
 
     Raises:
         BadInputError: the opset cannot be raised.
     """
     if plan.base is Precision.BF16 and _lacks_bf16(graph, plan):
-        raised(graph.proto, HAVE_BF16)
+        raised(graph.proto, HAVE_BF16)  # not kept: that would be a second model for the whole run
 
 
 def _lacks_bf16(graph: Graph, plan: PrecisionPlan) -> bool:
-    """Whether an operator that ``plan`` lowers has no BF16 form in the model's opset."""
+    """Whether a reduced operator has no BF16 form in the model's opset."""
     nodes = graph.proto.graph.node
     reduced = operators(nodes[x.index] for x in graph.layers if x.name not in plan.pinned)
     return lacks_bf16(reduced, graph.opset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -193,40 +192,23 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
         )
 
 
-@dataclass(frozen=True)
-class FileForm:
-    """A model for TensorRT's parser: its bytes, or the path of a file.
-
-    ``key`` tells it from others by its content, which a path does not.
-    """
-
-    source: bytes | str
-    key: str
-
-
 @contextmanager
-def file_form(model: onnx.ModelProto) -> Iterator[FileForm]:
-    """``model`` as TensorRT's parser takes it, as long as the block lasts.
+def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
+    """``model`` as TensorRT's parser takes it, its bytes or a path, as long as the block lasts.
 
     Raises:
         MachineError: the scratch folder cannot be written.
     """
     if weights_size(model) < MOST_SENT:
-        content = moved(model, take_in).SerializeToString()
-        yield FileForm(content, hashlib.sha256(content).hexdigest())
+        yield moved(model, take_in).SerializeToString()
         return
     with ExitStack() as opened:
         scratch_file = _ScratchFile(opened, model)
         links: dict[str, str] = {}
-        key = hashlib.sha256()
 
         def put(tensor: TensorProto) -> None:
-            # Names of links tell nothing of the values: their places in the user's files do.
             place = place_of(tensor)
-            key.update(repr(place).encode())
             if scratch_file.takes(tensor):
-                if place is None:
-                    key.update(b"".join(chunks_of(tensor)))
                 put_at(tensor, replace(scratch_file.move(tensor), path=_SPILLED))
             elif place is not None:
                 if place.path not in links:
@@ -234,11 +216,9 @@ def file_form(model: onnx.ModelProto) -> Iterator[FileForm]:
                     _link(Path(place.path), scratch_file.folder / links[place.path])
                 put_at(tensor, Place(links[place.path], place.offset, place.length))
 
-        content = moved(model, put).SerializeToString()
-        key.update(content)
         path = scratch_file.folder / "model.onnx"
-        path.write_bytes(content)
-        yield FileForm(str(path), key.hexdigest())
+        path.write_bytes(moved(model, put).SerializeToString())
+        yield str(path)
 
 
 class _ScratchFile:

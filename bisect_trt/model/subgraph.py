@@ -6,37 +6,34 @@ an engine knows those when it is built, and may refuse them as inputs (axes, siz
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.base.plan import Subgraph
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
-from bisect_trt.model.precision_rules import is_standard
-from bisect_trt.model.tensor_types import UNKNOWN, captured_names
+from bisect_trt.model.precision_rules import RANDOM, is_standard
+from bisect_trt.model.tensor_types import UNKNOWN, captured_names, subgraphs
 
 _OF_SHAPES = frozenset({"Shape", "Size"})
-_COPIED = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"}
-    | {"Bernoulli", "Dropout"}
-)
-_LEAST_IR = 4
-"""From this form of the file on, initialisers need not be inputs too."""
+_NEVER_SETTLED = RANDOM | {"Dropout"}
+_IR_WITHOUT_INPUTS = 4
+"""From this version of the file on, initialisers need not be inputs too."""
 
 
 @dataclass(frozen=True)
 class Border:
     """What a subgraph takes and gives, by tensor name.
 
-    ``inputs`` are inputs of the model and tensors that other nodes make; ``constants`` tensors of
-    other nodes that follow from shapes and constants; ``outputs`` what an outer node reads, the
-    model gives or nobody reads.
+    ``inputs`` are the model's and tensors that other nodes make; ``constants`` tensors of other
+    nodes that follow from shapes and constants; ``outputs`` what an outer node reads, the model
+    gives or nobody reads.
     """
 
     inputs: tuple[str, ...]
@@ -45,10 +42,9 @@ class Border:
 
 
 class Extractor:
-    """Cuts subgraphs out of one model; what has to be known of its graph is found once.
+    """Cuts subgraphs out of one model.
 
-    ``nodes`` holds the ids that a subgraph may keep, in the file's order: all but those of
-    Constants.
+    ``nodes`` holds the ids that a subgraph may keep, in the file's order: all but Constants'.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -109,14 +105,9 @@ class Extractor:
             for name in reads:
                 if name in self._declared or name in from_others:
                     (constants if name in self._static else inputs).setdefault(name)
-        outputs = [
-            t
-            for i in self.nodes
-            if i in subgraph.kept
-            for t in self._ids[i].output
-            if t and (t in given or t not in read)
-        ]
-        return Border(tuple(inputs), tuple(constants), tuple(outputs))
+        kept = (i for i in self.nodes if i in subgraph.kept)
+        outputs = [t for i in kept for t in self._ids[i].output if t in given or t not in read]
+        return Border(tuple(inputs), tuple(constants), tuple(filter(None, outputs)))
 
     def extract(self, subgraph: Subgraph, values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
         """``subgraph`` as a model; all nodes give the source itself back, under unique names."""
@@ -141,11 +132,9 @@ class Extractor:
         outputs: Iterable[str],
     ) -> onnx.ModelProto:
         source = self.graph.proto
-        target = onnx.ModelProto(ir_version=max(source.ir_version, _LEAST_IR))
-        target.producer_name, target.producer_version = (
-            source.producer_name,
-            source.producer_version,
-        )
+        target = onnx.ModelProto(ir_version=max(source.ir_version, _IR_WITHOUT_INPUTS))
+        target.producer_name = source.producer_name
+        target.producer_version = source.producer_version
         target.opset_import.extend(source.opset_import)
         target.functions.extend(source.functions)
         graph = target.graph
@@ -174,32 +163,27 @@ class Extractor:
             graph.output.append(plain if elem_type == UNKNOWN else typed)
         return target
 
-    def _renamed(self, subgraph: Subgraph) -> _Renamed:
+    def _renamed(self, subgraph: Subgraph) -> Callable[[str], str]:
+        """The tensor that is read in place of another, through any number of bypasses."""
         sources = {
             name: b.source for b in subgraph.bypassed for name in self._ids[b.node].output if name
         }
-        return _Renamed(sources)
+
+        def seen_as(name: str) -> str:
+            while name in sources:
+                name = sources[name]
+            return name
+
+        return seen_as
 
     def _from_shapes_and_constants(self) -> frozenset[str]:
         found = {*self._initialisers, *self._sparse, *self._constants}
         for node in self.nodes:
             proto = self._ids[node]
-            settled = found.issuperset(self._reads[node]) and proto.op_type not in _COPIED
+            settled = found.issuperset(self._reads[node]) and proto.op_type not in _NEVER_SETTLED
             if is_standard(proto) and (settled or proto.op_type in _OF_SHAPES):
                 found.update(name for name in proto.output if name)
         return frozenset(found)
-
-
-class _Renamed:
-    """The tensor that is read in place of another, through any number of bypasses."""
-
-    def __init__(self, sources: Mapping[str, str]) -> None:
-        self._sources = sources
-
-    def __call__(self, name: str) -> str:
-        while name in self._sources:
-            name = self._sources[name]
-        return name
 
 
 def declare_shapes(model: onnx.ModelProto, outputs: Mapping[str, NDArray[Any]]) -> None:
@@ -218,15 +202,12 @@ def _reads(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*names, *captured_names(node)]))
 
 
-def _rename(node: onnx.NodeProto, seen_as: _Renamed) -> None:
-    """Let ``node`` and its bodies read other tensors, in place; ONNX gives no name twice, in bodies
-    neither.
-    """
+def _rename(node: onnx.NodeProto, seen_as: Callable[[str], str]) -> None:
+    """Let ``node`` and its bodies, in which ONNX gives no name again, read other tensors."""
     for slot, name in enumerate(node.input):
         node.input[slot] = seen_as(name)
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            for inner in attribute.g.node:
-                _rename(inner, seen_as)
-            for output in attribute.g.output:
-                output.name = seen_as(output.name)
+    for _, body in subgraphs(node):
+        for inner in body.node:
+            _rename(inner, seen_as)
+        for output in body.output:
+            output.name = seen_as(output.name)

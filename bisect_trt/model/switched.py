@@ -79,14 +79,14 @@ def to_switched(graph: Graph, low: Precision, pin: Precision, *, selects: bool =
     return _Writer(graph, low, pin, selects).write()
 
 
-_HAS_WHERE = 9
+_WHERE_OPSET = 9
 """The opset that ``Where`` came with."""
 
 
 class _Writer:
     def __init__(self, graph: Graph, low: Precision, pin: Precision, selects: bool) -> None:
         self._low, self._pin = low, pin
-        self._selects = selects and graph.opset >= _HAS_WHERE
+        self._selects = selects and graph.opset >= _WHERE_OPSET
         model = graph.proto
         self._source = model.graph
         self._of = graph
@@ -265,7 +265,7 @@ class _Writer:
         return result
 
     def _flag(self, flag: Flag) -> str:
-        name = self._rounder.fresh(f"lower_{flag.on[0]}")
+        name = self._rounder.fresh(f"reduce_{flag.on[0]}")
         self._flags[name] = flag
         self._graph.input.append(helper.make_tensor_value_info(name, TensorProto.BOOL, []))
         return name

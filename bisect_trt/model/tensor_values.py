@@ -21,7 +21,7 @@ from bisect_trt.base.limits import in_order
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.arrays import BLOCK, flat, slices
 from bisect_trt.metrics.rounding import rounded, to_storage
-from bisect_trt.model.precision_rules import FLOAT, is_standard
+from bisect_trt.model.precision_rules import is_standard
 from bisect_trt.model.tensor_types import subgraphs
 
 MAPPED_BYTES = 1 << 16
@@ -254,37 +254,29 @@ def _rounded(
 
 
 class Constants(Mapping[str, NDArray[Any]]):
-    """Every constant tensor of a graph (its bodies apart) by name, unpacked when it is first asked
-    for. What lies in a file is mapped, not read.
-    """
+    """Every constant of a graph (its bodies apart) by name, unpacked when it is first asked for."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        found: dict[str, TensorProto | NDArray[Any]] = {
-            intern(t.name): t for t in graph.initializer
-        }
+        self._kept: dict[str, TensorProto] = {intern(t.name): t for t in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant" and is_standard(node) and node.attribute:
                 value = _value(node.attribute[0])
                 if value is not None:
-                    found[node.output[0]] = value
-        self._kept = found
+                    self._kept[node.output[0]] = value
         self._known: dict[str, NDArray[Any]] = {}
 
     def of_type(self, elem_type: int) -> Constants:
         """Those of one of ONNX's types; what is unpacked is shared."""
         found = Constants(onnx.GraphProto())
-        found._kept = {n: v for n, v in self._kept.items() if _type_of(v) == elem_type}
+        found._kept = {n: t for n, t in self._kept.items() if t.data_type == elem_type}
         found._known = self._known
         return found
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name in self._known:
             return self._known[name]
-        value = self._kept[name]
-        if isinstance(value, np.ndarray):
-            return value
-        found = array_of(value)
-        place = place_of(value)
+        found = array_of(self._kept[name])
+        place = place_of(self._kept[name])
         if place is None or place.rounding is None:  # a rounded one would be a copy
             self._known[name] = found
         return found
@@ -305,70 +297,21 @@ class Constants(Mapping[str, NDArray[Any]]):
 
     def count(self, name: str) -> int:
         """How many values the constant ``name`` has, of which none are read."""
-        value = self._kept[name]
-        return value.size if isinstance(value, np.ndarray) else math.prod(value.dims)
+        return math.prod(self._kept[name].dims)
 
-    def tensor(self, name: str) -> TensorProto | None:
-        """The constant ``name`` as ONNX has it; None where it is an attribute's number."""
-        value = self._kept[name]
-        return None if isinstance(value, np.ndarray) else value
+    def tensor(self, name: str) -> TensorProto:
+        """The constant ``name`` as ONNX has it."""
+        return self._kept[name]
 
 
-def _value(attribute: onnx.AttributeProto) -> TensorProto | NDArray[Any] | None:
+def _value(attribute: onnx.AttributeProto) -> TensorProto | None:
     name = attribute.name
     if name == "value":
         return attribute.t
     if name in ("value_float", "value_floats"):
-        return np.asarray(attribute.f if name == "value_float" else attribute.floats, np.float32)
+        values = attribute.f if name == "value_float" else attribute.floats
+        return numpy_helper.from_array(np.asarray(values, np.float32))
     if name in ("value_int", "value_ints"):
-        return np.asarray(attribute.i if name == "value_int" else attribute.ints, np.int64)
+        values = attribute.i if name == "value_int" else attribute.ints
+        return numpy_helper.from_array(np.asarray(values, np.int64))
     return None
-
-
-def _type_of(value: TensorProto | NDArray[Any]) -> int:
-    if isinstance(value, np.ndarray):
-        return FLOAT if value.dtype == np.float32 else TensorProto.INT64
-    return value.data_type
-
-
-_PLACEHOLDERS = frozenset({"?", "", "-1", "None", "none", "unk", "unknown", "*", "dynamic"})
-
-
-def is_placeholder(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    """True for an unset, negative or ``?``-like dimension."""
-    which = dim.WhichOneof("value")
-    if which == "dim_value":
-        return bool(dim.dim_value < 0)
-    return which is None or dim.dim_param.strip() in _PLACEHOLDERS
-
-
-def shared_placeholders(graph: onnx.GraphProto) -> dict[str, list[str]]:
-    """The names like ``?`` that several dimensions of ``graph``'s inputs bear, each with those
-    inputs. An empty name and those of outputs are no symbol to TensorRT (measured on TensorRT for
-    RTX 1.6.1.120, by building).
-    """
-    users: dict[str, list[str]] = {}
-    for value in graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param.strip() and is_placeholder(dim):
-                users.setdefault(dim.dim_param, []).append(value.name)
-    return {name: list(dict.fromkeys(of)) for name, of in users.items() if len(of) > 1}
-
-
-def name_placeholder_dims(graph: onnx.GraphProto) -> None:
-    """Give every placeholder dimension of ``graph``'s inputs and outputs the name ``tensor_axis``,
-    in place.
-    """
-    taken = {
-        d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim
-    }
-    for value in (*graph.input, *graph.output):
-        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
-            continue
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if is_placeholder(dim):
-                name = f"{value.name}_{axis}"
-                while name in taken:
-                    name += "_"
-                taken.add(name)
-                dim.dim_param = name

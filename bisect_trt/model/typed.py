@@ -23,8 +23,7 @@ def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelP
     """``model`` with the types of ``plan``; the model given is not changed.
 
     TF32 is no type but a switch of the engine, so a TF32 plan gives the FP32 model back. A BF16
-    plan raises the opset where the model's own has no BF16 form of a reduced operator. All layers
-    pinned gives the source's computation.
+    plan raises the opset where the model's own has no BF16 form of a reduced operator.
 
     Args:
         model: an FP32 model; a :class:`Graph` where several plans are written of one model.
@@ -198,7 +197,7 @@ def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> 
 def with_ranks(
     model: onnx.ModelProto, tensors: Sequence[str]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Those of ``tensors`` that a checker takes as outputs, and those of which no rank is known.
+    """Those of ``tensors`` that ONNX's checker takes as outputs, and those without known rank.
 
     Raises:
         BadInputError: none is left.
@@ -215,8 +214,7 @@ def with_ranks(
 
 
 def mark_outputs(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
-    """A copy of ``model`` in which ``tensors`` are graph outputs too, after the model's own. Only
-    their ranks are declared.
+    """A copy of ``model`` in which ``tensors`` are outputs too; only their ranks are declared.
 
     Raises:
         BadInputError: a tensor is not in the model.

@@ -1,6 +1,4 @@
-"""A plan in the forms that other tools take: typed ONNX for TensorRT 11, arguments and scripts for
-older versions.
-"""
+"""A plan in the forms that older TensorRT takes: arguments of trtexec, scripts for polygraphy."""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ _SEVERAL_LAYERS = frozenset(
         *("Split", "Swish"),
     )
 )
-"""Operators of each of which TensorRT's parser makes several layers, of which the first alone has
-the node's name; the others know it in their metadata (seen with TensorRT for RTX 1.6.1.120)."""
+"""Operators of which TensorRT's parser makes several layers: the first alone has the node's name,
+the others know it in their metadata (seen with TensorRT for RTX 1.6.1.120)."""
 
 _ONE_FOR_TWO = frozenset({"Max", "Mean", "Min", "Sum"})
 """Of these for each input beyond two."""
@@ -38,7 +36,7 @@ _OTHER_NAMES = frozenset({"Attention", "If", "Loop", "Scan", "Shrink"})
 """Of these no layer has the node's name."""
 
 _UNREACHED = frozenset({"Loop", "Scan"})
-"""Of these no layer says in its metadata either what it was made of, or not each."""
+"""Of these not every layer says in its metadata what it was made of."""
 
 
 def has_several_layers(layer: Layer) -> bool:
@@ -62,8 +60,7 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     """The precision arguments of trtexec 8.6 to 10.x for ``plan``, as one line for a shell.
 
     trtexec splits ``--layerPrecisions`` on commas and strips single quotes, so names holding those,
-    or ``*``, or what a terminal would obey, cannot be written. TensorRT 11 has no such arguments;
-    give it the typed ONNX. Layers are called what :func:`names_in_tensorrt` says.
+    or ``*``, or what a terminal would obey, cannot be written.
 
     Raises:
         BadInputError: names the layer that no right line can be written for.
@@ -102,11 +99,7 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
 
 
 def _refuse(graph: Graph, plan: PrecisionPlan, ops: frozenset[str], where: str) -> None:
-    """Refuse pins of operators of which TensorRT's parser makes layers of other names.
-
-    Raises:
-        BadInputError: names the first.
-    """
+    """Refuse pins of operators of which TensorRT's parser makes layers of other names."""
     for layer in graph.layers:
         if layer.name in plan.pinned and layer.op in ops:
             raise BadInputError(
@@ -118,9 +111,8 @@ def _refuse(graph: Graph, plan: PrecisionPlan, ops: frozenset[str], where: str) 
 def names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
     """What TensorRT's parser calls each of ``pinned``, which are layer ids of ``graph``.
 
-    A node's own name, or ``node_of_`` and its first output where the file gives it none; the ids
-    that this tool makes up for such nodes are in no file. Source: onnx-tensorrt, ``getNodeName`` in
-    importerUtils.cpp, by which ``registerLayer`` names layers.
+    A node's own name, or ``node_of_`` and its first output where it has none (onnx-tensorrt,
+    ``getNodeName`` in importerUtils.cpp).
 
     Raises:
         BadInputError: a pin has its name not to itself; the parser numbers those of several nodes
@@ -190,9 +182,7 @@ def postprocess(network):
 
 
 def polygraphy_script(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> str:
-    """A Python file for polygraphy's ``--trt-network-postprocess-script`` that pins ``plan``'s
-    layers, by the names of :func:`names_in_tensorrt`.
-    """
+    """A file for polygraphy's ``--trt-network-postprocess-script`` that pins ``plan``'s layers."""
     graph = as_graph(model)
     graph.check_plan(plan)
     called = names_in_tensorrt(graph, plan.pinned)

@@ -11,8 +11,7 @@ from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 
 UNSUPPORTED = "unsupported"
-"""Among a runner's facts of a plan: the layers that it does not take at the plan's precision, where
-it could not execute the plan for their sake."""
+"""The key of a runner's facts for layers that it does not take at the plan's precision."""
 
 
 class Repeated(dict[str, NDArray[Any]]):

@@ -1,6 +1,4 @@
-"""Where ONNX Runtime computes the emulator's FP32: its CPU provider, or its CUDA provider on one
-GPU, where FP32 is strict.
-"""
+"""Where ONNX Runtime computes the emulator's FP32: on the CPU, or on one GPU in strict FP32."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from functools import cache
 import onnxruntime as ort
 
 CPU_PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
-_ASK_S = 30.0
+_DRIVER_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def visible_gpus() -> list[str]:
     try:
         command = ["nvidia-smi", "--list-gpus"]
         answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ASK_S, check=False
+            command, capture_output=True, text=True, timeout=_DRIVER_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
@@ -131,6 +129,8 @@ def gpu_versions(device: str) -> dict[str, str]:
 def _asked(device: str, query: str) -> tuple[str, str]:
     """Two facts of a GPU."""
     command = ["nvidia-smi", "-i", device, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
+    answer = subprocess.run(
+        command, capture_output=True, text=True, timeout=_DRIVER_TIMEOUT_S, check=True
+    )
     first, _, second = answer.stdout.strip().partition("\n")[0].rpartition(",")
     return first.strip(), second.strip()

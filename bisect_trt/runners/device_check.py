@@ -1,5 +1,4 @@
-"""Whether a device computes what the emulator relies on: FP32 that is no TF32, and every rounding
-bit for bit as NumPy makes it.
+"""Whether a device computes strict FP32, and rounds bit for bit as NumPy does.
 
 Asked in a child process, because a driver that is broken may take its process along.
 """
@@ -23,20 +22,17 @@ from bisect_trt.runners.ort_session import run_all, session_as_written
 from bisect_trt.runners.process import IsolatedWorker
 
 CHECKER = "bisect_trt.runners.device_check:DeviceChecker"
-_START_S = 120.0
-_STRICTER = 8.0
-"""So many times smaller than TF32's an FP32 error must be: on a GPU it is some hundred times, and a
-Winograd convolution's some ten times.
-"""
+_CHECK_TIMEOUT_S = 120.0
+
+_STRICTNESS_FACTOR = 8.0
+"""How much smaller than TF32's an FP32 error must be; a Winograd convolution's is ten times."""
 
 Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Strictness:
-    """The largest errors of a matrix product and a convolution against float64, over the largest
-    result, and what TF32 would make of the same numbers.
-    """
+    """The largest relative errors of a matrix product and a convolution, and those of TF32."""
 
     product: float
     product_tf32: float
@@ -44,11 +40,11 @@ class Strictness:
     convolution_tf32: float
 
     @property
-    def validation(self) -> bool:
+    def is_strict(self) -> bool:
         """Whether both are FP32."""
         return (
-            self.product < self.product_tf32 / _STRICTER
-            and self.convolution < self.convolution_tf32 / _STRICTER
+            self.product < self.product_tf32 / _STRICTNESS_FACTOR
+            and self.convolution < self.convolution_tf32 / _STRICTNESS_FACTOR
         )
 
     def __str__(self) -> str:
@@ -65,7 +61,7 @@ def why_not_on_cuda() -> str | None:
         return missing
     with IsolatedWorker(CHECKER, {"device": cuda_device()}) as worker:
         try:
-            worker.call("check", timeout_s=_START_S)
+            worker.call("check", timeout_s=_CHECK_TIMEOUT_S)
         except BisectError as error:
             return one_line(error)
     return None
@@ -91,7 +87,7 @@ class DeviceChecker:
                     f"{precision.value} otherwise than IEEE 754: please report it"
                 )
         found = strictness(self._device)
-        if not found.validation:
+        if not found.is_strict:
             raise RunnerUnavailableError(
                 f"FP32 on {self._device.name} is no strict FP32: {found}; unset "
                 "NVIDIA_TF32_OVERRIDE where it is set"
@@ -100,9 +96,7 @@ class DeviceChecker:
 
 
 def awkward_numbers() -> Float32:
-    """Numbers at which roundings differ: ties, the ends of each range, what is subnormal, the
-    infinities, NaN, zeros of both signs, and many at random; (n,).
-    """
+    """Numbers at which roundings differ: ties, ends of ranges, subnormals, infinities and NaN."""
     formats = (np.float16, ml_dtypes.bfloat16)
     steps = [np.arange(1 << 16, dtype=np.uint16).view(f).astype(np.float32) for f in formats]
     every = np.concatenate(steps)

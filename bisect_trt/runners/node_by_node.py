@@ -32,34 +32,6 @@ from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.ort_session import failure_of_session, node_session
 from bisect_trt.runners.values import Value, caller, owned, value_of, viewed
 
-_ELEMENT = {
-    "float": TensorProto.FLOAT,
-    "double": TensorProto.DOUBLE,
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-    "int8": TensorProto.INT8,
-    "int16": TensorProto.INT16,
-    "int32": TensorProto.INT32,
-    "int64": TensorProto.INT64,
-    "uint8": TensorProto.UINT8,
-    "uint16": TensorProto.UINT16,
-    "uint32": TensorProto.UINT32,
-    "uint64": TensorProto.UINT64,
-    "bool": TensorProto.BOOL,
-    "string": TensorProto.STRING,
-    "int4": TensorProto.INT4,
-    "uint4": TensorProto.UINT4,
-    "float8e4m3fn": TensorProto.FLOAT8E4M3FN,
-    "float8e4m3fnuz": TensorProto.FLOAT8E4M3FNUZ,
-    "float8e5m2": TensorProto.FLOAT8E5M2,
-    "float8e5m2fnuz": TensorProto.FLOAT8E5M2FNUZ,
-    **{
-        name.lower(): getattr(TensorProto, name)
-        for name in ("INT2", "UINT2", "FLOAT4E2M1", "FLOAT8E8M0")
-        if hasattr(TensorProto, name)  # an older onnx lacks them
-    },
-}
-
 
 @dataclass(frozen=True)
 class NodeSession:
@@ -81,13 +53,11 @@ class NodeSession:
 
 
 def type_proto(text: str) -> onnx.TypeProto:
-    """The ONNX type that ONNX Runtime spells ``text``, such as ``tensor(float)`` or
-    ``seq(tensor(int64))``.
-    """
+    """The ONNX type that ONNX Runtime spells ``text``, such as ``seq(tensor(int64))``."""
     outer, _, inner = text.partition("(")
     inner = inner[:-1]
     if outer == "tensor":
-        return helper.make_tensor_type_proto(_ELEMENT[inner], None)
+        return helper.make_tensor_type_proto(TensorProto.DataType.Value(inner.upper()), None)
     if outer == "seq":
         return helper.make_sequence_type_proto(type_proto(inner))
     return helper.make_optional_type_proto(type_proto(inner))
@@ -193,9 +163,7 @@ class Step:
 
 @dataclass
 class Chain:
-    """The live tensors of one history: values, their rounded versions, and what is rounded
-    already.
-    """
+    """The live tensors of one history, their rounded versions, and what is rounded already."""
 
     values: dict[str, Value]
     versions: dict[tuple[str, Precision], Value] = field(default_factory=dict)
@@ -251,8 +219,7 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
 
 @dataclass(frozen=True)
 class LayerValues:
-    """A layer's float output under three histories: exact, everything upstream reduced too, only
-    this layer reduced.
+    """A layer's float output: exact, with everything upstream reduced too, and reduced alone.
 
     ``in_range`` is true if whatever the layer reads and gives in FP32 fits into the reduced
     precision's range: values that are not finite then come from small ones that became zero.

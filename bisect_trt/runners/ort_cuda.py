@@ -82,10 +82,8 @@ class OrtCudaRunner:
                 plan.base is Precision.TF32,
                 timeout_s=self.timeout_s,
             )
-        reduced = (
-            sorted((set(fallen_back) & self._layers) - plan.pinned) if plan.base.is_storage else []
-        )
-        if reduced:
+        reduced = sorted((set(fallen_back) & self._layers) - plan.pinned)
+        if reduced and plan.base.is_storage:
             self._facts[plan] = {UNSUPPORTED: reduced}
             precision = plan.base.value.upper()
             raise RunnerFailedError(

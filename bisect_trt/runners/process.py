@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -36,6 +36,7 @@ from bisect_trt.base.outcomes import Verdict
 
 LOG_BYTES = 8192
 LOG_LINES = 8
+EXIT_TIMEOUT_S = 10.0
 LOOK_INTERVAL_S = 0.5
 """How often a worker that has not answered is looked at."""
 
@@ -113,8 +114,9 @@ def serve(descriptor: int) -> None:
 
 @dataclass(frozen=True)
 class _Child:
-    """A started process. Its connection is closed with its last user: one may wait for an
-    answer in another thread.
+    """A started process.
+
+    Its connection is closed with its last user: one may wait for an answer in another thread.
     """
 
     process: subprocess.Popen[bytes]
@@ -122,7 +124,10 @@ class _Child:
     log: IO[bytes]
 
     def obituary(self) -> str:
-        """How it ended."""
+        """How it ended; one whose connection broke alone is killed."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(EXIT_TIMEOUT_S)
+        self.process.kill()
         code = self.process.wait()
         if code == -signal.SIGKILL:
             return "the process was killed from outside (out of memory?)"
@@ -149,8 +154,9 @@ class _Child:
 
 @contextmanager
 def _watched(process: subprocess.Popen[bytes], timeout_s: float | None) -> Iterator[Event]:
-    """Kill ``process`` where the block takes too long, which sets the event given, or the command
-    is to stop.
+    """Kill ``process`` where the block takes too long or the command is to stop.
+
+    The event given is set where it took too long.
     """
     ended, timed_out = Event(), Event()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

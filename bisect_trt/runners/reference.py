@@ -119,15 +119,15 @@ class Lookups:
         return run_all(self._session, sample.arrays, sample.name)
 
 
-_TOGETHER = 32
-"""So many tensors at most are in memory beside what the reference itself needs."""
+_RECORDED_TENSORS = 32
+"""What is recorded by one inference, to bound memory."""
 
 
 class Recorded:
     """Tensors of the FP32 reference by name, on one sample.
 
     ONNX Runtime runs the model as written, so that a tensor's value does not depend on what else is
-    recorded, and a piece that is fed with them gives the rest bit for bit.
+    recorded, and a subgraph that is fed with them gives the rest bit for bit.
     """
 
     def __init__(self, extractor: Extractor, sample: Sample, folder: Path) -> None:
@@ -145,8 +145,8 @@ class Recorded:
         wanted = list(names)
         given = self._sample.arrays
         missing = [n for n in wanted if n not in given and n not in self._files]
-        for start in range(0, len(missing), _TOGETHER):
-            self._record(missing[start : start + _TOGETHER])
+        for start in range(0, len(missing), _RECORDED_TENSORS):
+            self._record(missing[start : start + _RECORDED_TENSORS])
         return {n: given[n] if n in given else np.load(self._files[n]) for n in wanted}
 
     def _record(self, names: Sequence[str]) -> None:

@@ -164,9 +164,7 @@ def note_left_overflowing(known: RunState, context: Context, answer: PrecisionPl
 
 
 def _lost(problem: Problem, context: Context, answer: PrecisionPlan) -> list[str]:
-    """The layers that are wrong because of what leaves the range before them, though they are
-    finite again: a normalisation that divides by infinity gives zeros.
-    """
+    """The finite layers that are wrong because of infinities before them."""
     samples = traced_inputs(problem, context)
     reads = {layer.name: set(layer.inputs) for layer in problem.layers}
 
@@ -195,9 +193,7 @@ def _lost(problem: Problem, context: Context, answer: PrecisionPlan) -> list[str
 def best_so_far(
     known: RunState, run_statistics: RunStatistics
 ) -> tuple[PrecisionPlan, Evaluation] | None:
-    """The plan, its pins in FP32, with the evaluation that says that it passes; None if none is
-    known to pass yet.
-    """
+    """The plan known to pass with fewest pins, and the evaluation that says so."""
     everything = frozenset(known.problem.names)
     base = known.base if known.engine is None else known.problem.base
     judges = run_statistics.emulators if known.engine is None else (run_statistics.judge,)
@@ -244,9 +240,7 @@ def with_set_in_hand(known: RunState, context: Context) -> RunState:
 
 
 def _set_in_hand(known: RunState, context: Context) -> Bisection | None:
-    """The smallest set that the first emulator passed on all that was searched with, in the middle
-    of a search: neither the second emulator nor new inputs had a word on it.
-    """
+    """The smallest set that the first emulator passed, in the middle of a search."""
     triage, pins = known.triage, context.in_hand
     searching = known.bisection is None and known.judgement is None and context.engine is None
     if triage is None or not searching:
@@ -263,9 +257,7 @@ def _set_in_hand(known: RunState, context: Context) -> Bisection | None:
 
 
 def end_search(known: RunState, context: Context) -> RunState:
-    """``known`` when the budget has ended the search, after asking every judge of what passed the
-    first one; of all pins where nothing did yet.
-    """
+    """``known`` when the budget ended the search, after every judge saw the best set."""
     context.time.search_ended()
     if known.settled is None and known.judgement is None and context.engine is None:
         with suppress(BudgetSpentError):
@@ -352,9 +344,7 @@ def _note_budget(context: Context, validation: Validation, wanted: int) -> None:
 
 
 def with_reproducibility(known: RunState, context: Context) -> RunState:
-    """With the reproducibility of the engine that the answer stands on, and the diagnosis that
-    takes the answer back where its runs decide differently.
-    """
+    """With the reproducibility of the answer's engine, which may take the answer back."""
     result = _stood_on(known)
     if result is None:
         return known
@@ -413,9 +403,7 @@ def looked_at_again(known: RunState, context: Context) -> RunState:
 
 
 def _tradeoff(known: RunState, context: Context, answer: PrecisionPlan) -> pd.DataFrame | None:
-    """None where nothing was measured, the plan shall be fitted to its inputs, or none is offered
-    but FP32 as a whole.
-    """
+    """The trade-off curve; None where no reduced plan was measured."""
     problem, triage = known.problem, known.triage
     if known.baselines is None or problem.settings.fitted or answer.base is not problem.base.base:
         return None

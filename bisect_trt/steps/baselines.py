@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -82,9 +82,7 @@ class Baselines:
 
 
 def quickest_s(found: Sequence[Evaluation], samples: int) -> float:
-    """What an emulated inference takes by the quickest of a few evaluations: the first opens a
-    session, and another may have waited for a busy machine.
-    """
+    """What an emulated inference takes, by the quickest of a few evaluations."""
     return min(result.seconds for result in found) / max(1, samples)
 
 
@@ -258,11 +256,7 @@ def holding_stepped(problem: Problem, context: Context, layers: pd.DataFrame) ->
             continue
         held.add(layer.name)
         context.note(Finding("held", layer.name, f"{steps}; it is kept in FP32"))
-    if not held:
-        return None
-    return replace(
-        problem, held_pins=problem.held_pins | held, unsupported=problem.unsupported | held
-    )
+    return problem.holding(held) if held else None
 
 
 def _stepped(problem: Problem, layers: pd.DataFrame) -> Iterator[tuple[Layer, str]]:

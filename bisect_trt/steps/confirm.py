@@ -109,9 +109,7 @@ class EngineJudge:
         return (usual if self.max_builds is None else self.max_builds) - len(self._tried)
 
     def decide(self, limit: float) -> Judgement:
-        """Search within ``limit`` of the tolerance, build, and go on until the engine passes or the
-        budget is spent.
-        """
+        """Search within ``limit`` and build, until the engine passes or builds end."""
         pins: frozenset[str] = frozenset()
         proof: dict[str, Evaluation] = {}
         spent = False
@@ -138,9 +136,7 @@ class EngineJudge:
         return answer if answer.plan.chosen != pins else replace(answer, proof=proof)
 
     def _so_far(self, out_of_budget: bool) -> Judgement:
-        """The best plan tried until now, proofs apart: the smallest that passed, else the one that
-        missed least (none tried: all pins' baseline).
-        """
+        """The best plan tried until now: validated, or untested, or with the least error."""
         if not self._tried:
             everything = frozenset(self.ranked)
             self._tried[everything] = self.engine.evaluate(self.base.with_pins(everything))
@@ -193,9 +189,7 @@ class EngineJudge:
         return self._tried[pins]
 
     def _repaired(self, pins: frozenset[str]) -> frozenset[str]:
-        """``pins`` and the fewest further layers, in order of suspicion, with which the engine
-        passes: galloping, then bisecting.
-        """
+        """``pins`` and the fewest most suspicious layers with which the engine passes."""
         rest = [name for name in self.ranked if name not in pins]
         low, high = 0, max(2, len(pins) // 4)
         while high < len(rest) and not self._build(pins | frozenset(rest[:high])).verdict.passed:
@@ -212,9 +206,7 @@ class EngineJudge:
         return pins | frozenset(rest[:high])
 
     def _shrunk(self, pins: frozenset[str], limit: float) -> frozenset[str]:
-        """A smaller set that passes too: searched for within more of the tolerance, where the
-        engine left much of it unused.
-        """
+        """A smaller set that passes too, where the engine left much of the tolerance unused."""
         for _ in range(MAX_SEARCHES):
             emulated = self.score(pins)
             wider = matching_limit(self._tried[pins].score, emulated, self.floors)
@@ -336,9 +328,7 @@ class _Emulators:
         return found.worst[1]
 
     def search(self, limit: float) -> Bisection | None:
-        """The answer within ``limit``; None where even all pins miss it, or would do no better on
-        what refused the last one.
-        """
+        """The answer within ``limit``; None where not even all pins would help."""
         if self._in_vain:
             return None
         asked = (limit, self._fewest)
@@ -360,9 +350,7 @@ class _Emulators:
         self._refusals += 1
 
     def _do_as_all_pins(self, pins: frozenset[str], samples: Sequence[Sample]) -> bool:
-        """Whether all pins leave as much of the error of ``samples`` as ``pins`` do, by the
-        emulator: then no further pins can save them.
-        """
+        """Whether no further pins can lower the scores of ``samples``, by the emulator."""
         if not self._problem.requirements.proportional:  # nobody knows how far its jumps are
             return False
         base, size = self._triage.base, set_size(self._problem)

@@ -226,9 +226,7 @@ class Context:
         return plan.with_pins_in(Precision.FP32) if evaluator is self.engine else plan
 
     def error_sample(self, sample: Sample) -> ErrorSample:
-        """The elements that stand for all of ``sample``'s outputs, whatever is held: the cache's
-        vectors are theirs.
-        """
+        """The elements that stand for all of ``sample``'s outputs, under every plan."""
         return self.disturbed(sample, PrecisionPlan(self.problem.settings.precision))
 
     def disturbed(self, sample: Sample, plan: PrecisionPlan) -> ErrorSample:
@@ -336,9 +334,7 @@ class Context:
 
 
 def plans_of(context: Context, expected: int) -> Callable[[], tuple[int, int]]:
-    """The plans that are evaluated from now on, of about ``expected``; of an unknown number where
-    there are more, or a test has begun.
-    """
+    """The progress of a search of about ``expected`` plans; unknown once a test has begun."""
     begun, tests = context.plans_asked, context.tests
 
     def place() -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from bisect_trt.base.display import counted, some_of
@@ -78,10 +78,7 @@ class EngineBaselines:
 def measure_engine(
     problem: Problem, context: Context, emulated: Baselines
 ) -> EngineBaselines | None:
-    """Three builds: FP32 with TF32 cleared, TF32 allowed, all layers reduced; then the layers.
-
-    None where the emulator judges.
-    """
+    """Three builds: strict FP32, TF32 allowed, all layers reduced; None without an engine."""
     engine, precision = context.engine, problem.settings.precision
     if engine is None:
         return None
@@ -142,9 +139,7 @@ def measure_engine(
 def _validated(
     problem: Problem, context: Context, base: Evaluation
 ) -> tuple[bool, Validation | None]:
-    """Whether new inputs refuse the engine of everything reduced, where the given ones pass it and
-    pins could mend that; and its validation.
-    """
+    """Whether new inputs refuse everything reduced on the engine, and its validation."""
     settings = problem.settings
     # TF32 is a switch of the whole engine.
     can_pin = settings.precision.is_storage and not settings.fitted and settings.pick is None
@@ -205,15 +200,7 @@ def keeping_unsupported(
         f"so it stays in FP32 from the start ({engine.base.note})"
     )
     context.note(Finding("held", min(unsupported), message))
-    return _holding(problem, unsupported)
-
-
-def _holding(problem: Problem, unsupported: frozenset[str]) -> Problem:
-    return replace(
-        problem,
-        held_pins=problem.held_pins | unsupported,
-        unsupported=problem.unsupported | unsupported,
-    )
+    return problem.holding(unsupported)
 
 
 def unsupported_by_trial(
@@ -252,7 +239,7 @@ def unsupported_by_trial(
         f"({engine.base.note})"
     )
     context.note(Finding("held", min(unsupported), message))
-    return _holding(problem, unsupported)
+    return problem.holding(unsupported)
 
 
 class _Trial:
@@ -267,9 +254,7 @@ class _Trial:
         self.builds, self.complete = 0, True
 
     def find(self, groups: Mapping[str, Sequence[str]]) -> frozenset[str]:
-        """The groups that have to be held, none of which can be spared if the builds were enough;
-        none where nothing smaller than all of them does.
-        """
+        """The fewest groups that have to be held; none where nothing smaller than all does."""
         if len(groups) == 1:
             return frozenset(groups)
 

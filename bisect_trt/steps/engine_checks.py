@@ -114,9 +114,7 @@ def _unequal_rows(
 
 
 def _sample_of_equal_rows(problem: Problem) -> Sample | None:
-    """A given sample with each row the first, where its inputs share a first dimension of 2 or
-    more, or the given profile allows one; None where there is no batch.
-    """
+    """A batch of one given row, repeated; None where the model takes no batch."""
     for sample in problem.samples:
         sizes = {a.shape[:1] for a in sample.arrays.values()}
         if len(sizes) == 1 and (rows := next(iter(sizes))) and rows[0] > 1:
@@ -178,9 +176,7 @@ def _check_corners(
 
 
 def _corners(problem: Problem) -> Iterator[tuple[str, Sample]]:
-    """The first sample cropped or wrapped around to the smallest and to the largest shapes of the
-    given profile, where no given sample has them and the model takes them together.
-    """
+    """The first sample cropped or wrapped to the profile's smallest and largest shapes."""
     profile, given = _profile(problem), problem.samples[0]
     shown = [sample.shapes for sample in problem.samples]
     for size, place in (("smallest", 0), ("largest", 2)):

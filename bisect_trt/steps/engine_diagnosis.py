@@ -59,9 +59,7 @@ class _InFurtherProcess:
 
 
 def over_processes(context: Context, result: Evaluation) -> Reproducibility:
-    """The runs of ``result``'s engine, and of it built again in further processes, where the runner
-    has some.
-    """
+    """The runs of an evaluation's engine here, and in further processes where it has some."""
     results, runner = [result], context.opened
     if not isinstance(runner, Restartable):
         return runs_of(results)
@@ -134,9 +132,7 @@ def note_not_reproducible(what: str, seen: Reproducibility | None) -> list[Findi
 def reproducibility_of_failure(
     context: Context, fp32: Evaluation, base: Evaluation
 ) -> Reproducibility | None:
-    """The reproducibility of the baseline that fails, FP32 first, where it is the engine's to
-    blame.
-    """
+    """How reproducible the failing baseline is, where the engine is to blame for it."""
     if not fp32.verdict.passed and fp32.worst:
         seen = runs_of([fp32])
         return seen if seen.decides else over_processes(context, fp32)
@@ -179,9 +175,7 @@ def _relative_rmse(result: Evaluation) -> float:
 
 
 def agreement(one: Vector | None, other: Vector | None) -> float:
-    """The cosine between two evaluations' sampled signed errors, near 1 if they make the same
-    roundings; NaN if unknown.
-    """
+    """The cosine between two evaluations' signed errors; NaN if unknown."""
     if one is None or other is None or len(one) != len(other):
         return math.nan
     both = np.isfinite(one) & np.isfinite(other)

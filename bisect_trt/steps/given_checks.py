@@ -363,9 +363,7 @@ def _nearly_same(outputs: Sequence[NDArray[Any]]) -> bool:
 
 
 def note_near_ties(problem: Problem, context: Context) -> None:
-    """Name the given inputs whose decisions are nearly ties, and count those that FP32's own noise
-    could turn, which are judged by nobody.
-    """
+    """Name inputs whose decisions are nearly ties, and count the ties that nobody judges."""
     if not any(places_of(i.metric) or i.metric == EQUAL for i in problem.requirements.items):
         return
     samples = problem.samples[:_COMPARED_INPUTS]
@@ -419,9 +417,7 @@ def _gaps_asked(problem: Problem, reference: Arrays) -> Iterator[NDArray[Any]]:
 
 
 def note_few_differ(problem: Problem, context: Context) -> None:
-    """Say where few of an output's integers or truth values differ with everything reduced: asked
-    to be equal, it asks for FP32 as soon as one of them may turn.
-    """
+    """Say where few integers or truth values differ, though all are asked to be equal."""
     found = [context.evaluator.known(problem.base, sample) for sample in problem.samples]
     for place, item in enumerate(problem.requirements.items):
         if item.metric != EQUAL or item.limit < 1.0:

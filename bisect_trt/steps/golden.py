@@ -94,9 +94,7 @@ def _not_finite(golden: Arrays, reference: Arrays) -> Diagnosis | None:
 
 
 def _for_golden(asked: Requirements, golden: Arrays) -> Requirements:
-    """The conditions that golden outputs are held to: those on an input alone, and the usual one
-    for each output that none of them looks at.
-    """
+    """The conditions on one input, and the default for outputs without any."""
     alone = _alone(asked)
     every = any(item.output is None for item in alone)  # a metric of the user's sees them all
     seen = golden if every else {item.output for item in alone}

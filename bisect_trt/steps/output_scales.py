@@ -86,9 +86,7 @@ def _outputs(
 
 
 def _remarks(name: str, moments: Sequence[_Moments]) -> list[tuple[str, str, str]]:
-    """An output that hardly varies beside its mean, and inputs that are quiet beside others: the
-    kind, the output and the sentence of each.
-    """
+    """An output that hardly varies, and quiet inputs: kind, output and sentence of each."""
     count = max(sum(n for _, _, _, n in moments), 1)
     mean = sum(total for _, total, _, _ in moments) / count
     mean_square = sum(squares for _, _, squares, _ in moments) / count
@@ -131,9 +129,7 @@ def _groups(scales: Mapping[str, Scale]) -> list[Finding]:
 
 
 def _static_axes(problem: Problem) -> dict[str, list[bool]]:
-    """By output, whether the model fixes the size of each axis; those of unknown rank are left
-    out.
-    """
+    """By output, whether the model fixes the size of each axis."""
     return {
         value.name: [dim.dim_value > 0 for dim in value.type.tensor_type.shape.dim]
         for value in problem.graph.proto.graph.output

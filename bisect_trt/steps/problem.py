@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -83,9 +83,7 @@ def rewritten(model: onnx.ModelProto, samples: Sequence[Sample], name: str) -> F
 def odd_outputs(
     graph: Graph, requirements: Requirements, layers: Sequence[str]
 ) -> tuple[Finding, ...]:
-    """That no requirement looks at some outputs, and that an error's bound is asked of classes or
-    indices beside everything else. A metric of the user's may look at any.
-    """
+    """Outputs that no requirement looks at, and error bounds asked of classes or indices."""
     items = requirements.items
     if any(item.own for item in items):
         return ()
@@ -164,6 +162,14 @@ class Problem:
         behind = {layer.name for layer in self.whole.layers}.difference(self.graph.names)
         return replace(plan, pinned=plan.pinned | behind, movers=Movers()) if behind else plan
 
+    def holding(self, layers: Collection[str]) -> Problem:
+        """The same with ``layers`` held in FP32, which do not run reduced."""
+        return replace(
+            self,
+            held_pins=self.held_pins.union(layers),
+            unsupported=self.unsupported.union(layers),
+        )
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The ids of the layers that are searched, in network order: those that are not held."""
@@ -178,9 +184,7 @@ class Problem:
 
     @cached_property
     def chance(self) -> tuple[int, ...]:
-        """What the seeds of all copies begin with: a number that follows from the older plan's pins
-        and its own chance, so that the search that begins there makes other copies.
-        """
+        """What copies' seeds begin with: another number where a search begins at a plan."""
         if self.older is None:
             return ()
         told = "\0".join([self.older.chance, *sorted(self.begin)])
@@ -188,9 +192,7 @@ class Problem:
 
     @property
     def searched(self) -> dict[str, str]:
-        """What a plan of this search has seen: none of it is kept apart, or copied the same way, by
-        a search that begins at the plan.
-        """
+        """What a plan of this search has seen, so that a later search tests on other inputs."""
         seen = self.older.inputs if self.older is not None else frozenset[str]()
         mine = {short_digest(sample) for sample in self.samples}
         return {

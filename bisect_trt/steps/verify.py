@@ -174,10 +174,8 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
     values = values_of(problem.samples)
 
     def types_of(worker: IsolatedWorker, model: onnx.ModelProto) -> dict[str, Sequence[str]]:
-        with file_form(model) as form:
-            request = EngineRequest(
-                form.source, profile, False, producers=producers, values=values, key=form.key
-            )
+        with file_form(model) as source:
+            request = EngineRequest(source, profile, False, producers=producers, values=values)
             found: dict[str, Sequence[str]] = worker.call(
                 "types", request, timeout_s=settings.evaluation_timeout_s
             )
@@ -203,9 +201,7 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
 
 
 def _written(problem: Problem, plan: PrecisionPlan) -> list[Check]:
-    """The two forms of weak typing, read back: they name the plan's pins, as TensorRT's parser
-    calls them.
-    """
+    """The two forms of weak typing, read back: they name the plan's pins."""
     checks, graph = [], problem.graph
     pins = plan.pinned if plan.base.is_storage else frozenset[str]()
     refused = ""
@@ -309,9 +305,7 @@ def _golden(problem: Problem, context: Context) -> list[Check]:
 
 
 def _judgements(context: Context, plan: PrecisionPlan) -> list[Check]:
-    """The engine decides where there is one; the emulators' word is then shown, but an engine may
-    do better than they say.
-    """
+    """Each runner's verdict; where there is an engine it alone decides."""
     emulators = (context.evaluator, context.second)
     if context.engine is None:
         return [_judged(evaluator.evaluate(plan), counts=True) for evaluator in emulators]

@@ -74,14 +74,14 @@ def test_no_optimisation_folds_a_rounding(precision: Precision) -> None:
 def test_fp32_is_strict() -> None:
     found = strictness(CUDA)
     print(found)
-    assert found.validation and found.product < 1e-5 and found.convolution < 5e-5
+    assert found.is_strict and found.product < 1e-5 and found.convolution < 5e-5
 
 
 def test_tf32_would_be_noticed() -> None:
     options = tuple({**dict(CUDA.options), "use_tf32": "1"}.items())
     loose = strictness(replace(CUDA, options=options))
     print(loose)
-    assert not loose.validation
+    assert not loose.is_strict
 
 
 def test_doctor_says_so() -> None:

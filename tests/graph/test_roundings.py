@@ -60,14 +60,3 @@ def test_control_flow_is_one_layer_and_its_body_is_not_opened() -> None:
     graph = Graph(branch().model)
     index = next(i for i, n in enumerate(graph.proto.graph.node) if n.op_type == "If")
     assert list_roundings(graph, Precision.FP16)[index].results
-
-
-def test_nodes_alike_have_one_role() -> None:
-    """Of tens of thousands of nodes their roles took a tenth of a run's memory."""
-    graph = Graph(encoder_decomposed().model)
-    for precision in Precision:
-        roles = [graph.role(index, precision) for index in range(len(graph.names))]
-        assert len(set(map(id, roles))) == len(set(roles)) < len(roles)
-    assert len({id(layer.precisions) for layer in graph.layers}) == len(
-        {layer.precisions for layer in graph.layers}
-    )

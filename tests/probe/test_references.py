@@ -77,7 +77,7 @@ def test_a_session_that_will_be_asked_again_stays_open(
     elsewhere.use_for_copied(lambda _: {})
     elsewhere.prepare([Sample("given", fixture.inputs)], lambda: None)
     assert len(released) == 1 + (not lasting), "copies come from elsewhere"
-    monkeypatch.setattr(reference.turns, "one_at_a_time", True)
+    monkeypatch.setattr(reference, "is_large", True)
     in_turn = References(reference, tmp_path, lasting=lasting)
     in_turn.prepare([Sample("given", fixture.inputs)], lambda: None)
     assert len(released) == 2 + (not lasting), "another needs the room"

@@ -183,10 +183,10 @@ def test_awkward_numbers_hold_every_kind() -> None:
 
 def test_strict_fp32_is_told_from_tf32() -> None:
     found = strictness(CPU)
-    assert found.validation and found.product < 1e-6 and found.convolution < 1e-6
+    assert found.is_strict and found.product < 1e-6 and found.convolution < 1e-6
     assert 1e-5 < found.product_tf32 < 1e-2 and 1e-5 < found.convolution_tf32 < 1e-2
     as_tf32 = replace(found, convolution=found.convolution_tf32)
-    assert not as_tf32.validation and not replace(found, product=found.product_tf32).validation
+    assert not as_tf32.is_strict and not replace(found, product=found.product_tf32).is_strict
 
 
 def test_a_device_without_strict_fp32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

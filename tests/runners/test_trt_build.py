@@ -220,7 +220,7 @@ def test_float64_constants_parse_however_the_model_is_stored(
         save_model(typed, tmp_path / "typed.onnx")
         assert (tmp_path / "typed.onnx.data").exists()
         with file_form(typed) as form:
-            for source in (form.source, str(tmp_path / "typed.onnx")):
+            for source in (form, str(tmp_path / "typed.onnx")):
                 logger = TRT.Logger(TRT.Logger.ERROR)
                 builder = TRT.Builder(logger)
                 network = builder.create_network(

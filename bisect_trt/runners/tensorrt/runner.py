@@ -18,9 +18,9 @@ from bisect_trt.base.limits import in_order
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph, as_graph
+from bisect_trt.model.inputs import name_placeholder_dims
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.save import file_form
-from bisect_trt.model.tensor_values import name_placeholder_dims
 from bisect_trt.model.typed import mark_outputs, to_typed
 from bisect_trt.model.weak_typing import WITHOUT_LAYER
 from bisect_trt.runners.base import UNSUPPORTED, Repeated
@@ -170,9 +170,9 @@ class TensorRTRunner:
     def _request(self, plan: PrecisionPlan, tensors: Sequence[str]) -> Iterator[EngineRequest]:
         """What to build, with the model's file as long as the block lasts."""
         model = self._written(plan)
-        with file_form(mark_outputs(model, tensors) if tensors else model) as form:
+        with file_form(mark_outputs(model, tensors) if tensors else model) as source:
             yield EngineRequest(
-                form.source,
+                source,
                 self._profile,
                 # A pin means FP32: TF32 stays off unless it is asked for.
                 tf32=plan.base is Precision.TF32,
@@ -229,8 +229,8 @@ class BuildOnlyRunner:
             RunnerFailedError: it does not build.
         """
         tf32 = plan.base is Precision.TF32
-        with file_form(to_typed(self._graph, plan)) as form:
-            request = EngineRequest(form.source, self._profile, tf32, values=self._values)
+        with file_form(to_typed(self._graph, plan)) as source:
+            request = EngineRequest(source, self._profile, tf32, values=self._values)
             self._worker.call("build", request, timeout_s=self._timeout_s)
         return iter(())
 

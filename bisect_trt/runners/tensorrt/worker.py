@@ -16,7 +16,6 @@ from bisect_trt.runners.tensorrt.build import build_engine, make_logger, node_ty
 from bisect_trt.runners.tensorrt.execute import LoadedEngine, run_repeatedly
 from bisect_trt.runners.tensorrt.readback import engine_layers
 from bisect_trt.runners.tensorrt.records import (
-    Built,
     EngineAnswer,
     EngineLayer,
     EngineRequest,
@@ -27,16 +26,26 @@ from bisect_trt.runners.tensorrt.records import (
 
 @dataclass(frozen=True)
 class _Engine:
-    """An engine that is loaded, and what building it showed; ``built`` without its bytes."""
+    """An engine that is loaded.
+
+    ``renamed`` maps the model's inputs to the engine's where they differ, and ``shown`` is what
+    building it showed, an answer without outputs.
+    """
 
     key: Hashable
     loaded: LoadedEngine
-    built: Built
-    size: int
-    seconds: Mapping[str, float]
-    latency_ms: float
-    layers: Sequence[EngineLayer]
-    messages: Sequence[tuple[str, str]]
+    renamed: Mapping[str, str]
+    shown: EngineAnswer
+
+    def run(self, samples: Sequence[Arrays], repeats: int) -> EngineAnswer:
+        """What it answers to each sample."""
+        began, loaded = time.perf_counter(), self.loaded
+        contexts = [loaded.first.run, loaded.second.run] if repeats > 1 else [loaded.first.run]
+        answers = run_repeatedly(
+            [_named(sample, self.renamed) for sample in samples], contexts, repeats
+        )
+        seconds = {**self.shown.seconds, "run": time.perf_counter() - began}
+        return replace(self.shown, answers=answers, seconds=seconds)
 
 
 class EngineWorker:
@@ -78,13 +87,13 @@ class EngineWorker:
                 self._kept.loaded.close()
                 self._kept = None
             self._kept = self._opened(request, samples[0])
-        return _run(self._kept, samples, repeats)
+        return self._kept.run(samples, repeats)
 
     def again(self, key: Hashable, samples: Sequence[Arrays], repeats: int) -> EngineAnswer | None:
         """As :meth:`evaluate`, by the engine kept; None where that is another one."""
         if self._kept is None or self._kept.key != key:
             return None
-        return _run(self._kept, samples, repeats)
+        return self._kept.run(samples, repeats)
 
     def _opened(self, request: EngineRequest, sample: Arrays) -> _Engine:
         if self._caches is not None:
@@ -97,43 +106,27 @@ class EngineWorker:
         loaded = LoadedEngine(
             self._trt, self._cuda, logger, built.engine, kernels=kernels, options=request.options
         )
+        renamed = {ours: its for its, ours in built.inputs.items()}
         began, latency_ms = time.perf_counter(), math.nan
         if request.measure_latency:
-            latency_ms = loaded.first.latency_ms(_named(built, sample))
-        took = time.perf_counter() - began
-        if kernels is not None:
+            latency_ms = loaded.first.latency_ms(_named(sample, renamed))
+        seconds = {**built.seconds, **loaded.seconds, "latency": time.perf_counter() - began}
+        if kernels is not None:  # after a run, which may compile more
             loaded.keep_kernels(kernels)
-        return _Engine(
-            key=request.key,
-            loaded=loaded,
-            built=replace(built, engine=b""),
-            size=len(built.engine),
-            seconds={**built.seconds, **loaded.seconds, "latency": took},
+        shown = EngineAnswer(
+            answers=(),
+            seconds=seconds,
+            engine_bytes=len(built.engine),
             latency_ms=latency_ms,
+            types=built.types,
             layers=_layers_of(loaded),
             messages=list(dict.fromkeys((*built.messages, *logger.messages))),
         )
+        return _Engine(request.key, loaded, renamed, shown)
 
 
-def _run(engine: _Engine, samples: Sequence[Arrays], repeats: int) -> EngineAnswer:
-    began, loaded = time.perf_counter(), engine.loaded
-    contexts = [loaded.first.run, loaded.second.run] if repeats > 1 else [loaded.first.run]
-    answers = run_repeatedly([_named(engine.built, s) for s in samples], contexts, repeats)
-    return EngineAnswer(
-        answers=answers,
-        seconds={**engine.seconds, "run": time.perf_counter() - began},
-        engine_bytes=engine.size,
-        latency_ms=engine.latency_ms,
-        types=engine.built.types,
-        layers=engine.layers,
-        messages=engine.messages,
-    )
-
-
-def _named(built: Built, sample: Arrays) -> Arrays:
-    """``sample`` by the engine's names."""
-    called = {ours: its for its, ours in built.inputs.items()}
-    return {called.get(name, name): array for name, array in sample.items()}
+def _named(sample: Arrays, renamed: Mapping[str, str]) -> Arrays:
+    return {renamed.get(name, name): array for name, array in sample.items()}
 
 
 def _layers_of(loaded: LoadedEngine) -> Sequence[EngineLayer]:

@@ -135,6 +135,14 @@ def test_an_answer_is_recalled_only_where_nothing_changed(
     assert run(tmp_path).new_evaluations == 0, "and known from then on"
 
 
+def test_a_fresh_run_asks_again(tmp_path: Path) -> None:
+    fixture = healthy()
+    options: dict[str, Any] = {"out": tmp_path, "robust": 0}
+    for fresh, asks in ((False, True), (False, False), (True, True)):
+        found = bisect_trt.bisect(fixture.model, fixture.inputs, fresh=fresh, **options)
+        assert (found.new_evaluations > 0) == asks and "--fresh" not in found.command
+
+
 def test_functions_of_a_notebook(tmp_path: Path) -> None:
     fixture = healthy()
     seen = []

@@ -80,7 +80,7 @@ def test_where_sessions_take_turns_no_reference_is_in_work_meanwhile(
 def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(concurrency, "MANY", 1)
+    monkeypatch.setattr(concurrency, "LARGE", 1)
     fixture = residual()
     settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=tmp_path)
     problem = load(settings, Observer())
