@@ -416,7 +416,7 @@ def as_command(settings: Settings, command: str = "run") -> str:
     model = "MODEL" if isinstance(settings.model, onnx.ModelProto) else str(settings.model)
     words = ["bisect-trt", command, model]
     for source in settings.inputs:
-        words += ["--input", _word(source)]
+        words += ["--input", as_word(source)]
     defaults = {f.name: f.default for f in fields(Settings)}
     for name, its in options().items():
         value = getattr(settings, name)
@@ -426,17 +426,19 @@ def as_command(settings: Settings, command: str = "run") -> str:
             words.append(its.flag)
         else:
             several = value if its.repeatable else (value,)
-            words += [word for one in several for word in (its.flag, _word(one))]
+            words += [word for one in several for word in (its.flag, as_word(one))]
     return shlex.join(words)
 
 
-def _word(value: Any) -> str:
+def as_word(value: Any) -> str:
+    """A value as the command line names it; inputs in memory are a word in capitals."""
     if isinstance(value, Mapping):
         return "ARRAYS"
     if isinstance(value, Iterator):
         return "SAMPLES"
     if callable(value):
-        return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', 'FUNCTION')}"
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+        return f"{getattr(value, '__module__', '')}:{name}"
     return str(value)
 
 

@@ -32,11 +32,6 @@ RETIRED = frozenset(
 )
 """Words that have another name today; with underscores, several in a row."""
 
-EXEMPT = {
-    *("piece_a", "piece_b"),  # tensors in runners/rtx.py
-}
-"""Names that are about a retired word."""
-
 
 def parts(name: str) -> list[str]:
     """The words of ``max_abs``, ``MaxAbs`` or ``max-abs``."""
@@ -46,8 +41,6 @@ def parts(name: str) -> list[str]:
 
 def retired(name: str) -> list[str]:
     """The retired words in ``name``."""
-    if name in EXEMPT:
-        return []
     inside = f"_{'_'.join(parts(name))}_"
     return [word for word in sorted(RETIRED) if f"_{word}_" in inside]
 

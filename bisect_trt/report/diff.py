@@ -24,11 +24,6 @@ _MEASURES = ("engine_rel_range", "rel_range")
 SAME_ERROR_FACTOR = 1.5
 """Errors that differ by less are the same: other inputs of a kind move them by as much."""
 
-SAME_MODEL_SHARE = 0.1
-"""Of the smaller model's layers: where fewer have the same names it is another model."""
-
-SHOWN_NAMES = 8
-
 _NOT_ASKED = "not asked"
 
 _BOUND = re.compile(r"=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?=,|@|$)")
@@ -86,7 +81,7 @@ def diff_runs(before: Record, after: Record) -> RunDiff:
     """
     first, second = (dict.fromkeys(map(str, r.layers["layer"])) for r in (before, after))
     both, fewer = len(first.keys() & second.keys()), min(len(first), len(second))
-    if both < SAME_MODEL_SHARE * fewer or not both:
+    if both < 0.1 * fewer or not both:  # another model
         raise BadInputError(
             f"cannot be compared: of {fewer} layers {both} in both {before.folder} and "
             f"{after.folder}; give two runs of one model"
@@ -366,5 +361,5 @@ def _layer_lines(found: RunDiff) -> Iterator[str]:
         if names:
             yield (
                 f"{counted(len(names), 'layer')} of the {run} run could not be matched by name "
-                f"with any of the other: {some_of(names, SHOWN_NAMES)}."
+                f"with any of the other: {some_of(names, 8)}."
             )

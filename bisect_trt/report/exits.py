@@ -29,8 +29,6 @@ from bisect_trt.base.interrupt import STOPPING, StoppedError, is_stop
 
 Command = Callable[..., int | None]
 
-INTERRUPT_AGAIN_S = 0.02
-
 
 def _interrupt(number: int, frame: object) -> None:
     """SIGTERM, and the end of the terminal, are answered as Ctrl-C is."""
@@ -45,8 +43,8 @@ def _not_lost(hook: Callable[[Any], object]) -> Callable[[Any], object]:
     def hear(unraisable: Any) -> object:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             return hook(unraisable)
-        kill = (main, signal.SIGINT)
-        again = threading.Timer(INTERRUPT_AGAIN_S, signal.pthread_kill, kill)
+        # Soon, when the destructor is left, in which nothing can be raised.
+        again = threading.Timer(0.02, signal.pthread_kill, (main, signal.SIGINT))
         again.daemon = True
         again.start()
         return None

@@ -24,7 +24,6 @@ BAD = "#e5484d"
 GOOD = "#30a46c"
 MUTED = "#8b8d98"
 _KIND_COLOURS = dict(zip(InputKind, (ACCENT, "#e5733c", "#b58b1b", GOOD), strict=True))
-LABEL_CHARACTERS = 64
 
 Trace = dict[str, Any]
 Layout = dict[str, Any]
@@ -57,9 +56,8 @@ class Figure:
 def label(name: str) -> str:
     """``name`` as literal text for Plotly, which reads tags; shortened in the middle."""
     text = printable(name)
-    if len(text) > LABEL_CHARACTERS:
-        half = LABEL_CHARACTERS // 2
-        text = f"{text[:half]}\u2026{text[-half:]}"
+    if len(text) > 64:
+        text = f"{text[:32]}\u2026{text[-32:]}"
     return str(escape(text))
 
 
@@ -178,10 +176,6 @@ def _broken(layers: pd.DataFrame, column: str, finite: str) -> pd.Series[bool]:
     return endless | (is_measured(layers) & layers[finite].eq(False))
 
 
-TICK_DISTANCE = 0.09
-"""A share of the axis at which numbers of three digits do not overlap, 390 pixels wide."""
-
-
 def tradeoff_figure(tradeoff: pd.DataFrame) -> Figure | None:
     """The share of each kind of input that meets the requirement, over the number of pins."""
     if len(tradeoff) < 2:
@@ -224,7 +218,8 @@ def tradeoff_figure(tradeoff: pd.DataFrame) -> Figure | None:
 
 def _ticks(places: list[float], is_answer: list[bool]) -> list[int]:
     """The rows whose numbers fit on a narrow screen; the plan's comes before its neighbours."""
-    least = TICK_DISTANCE * (max(places) - min(places))
+    # At this share of a narrow axis numbers of three digits do not overlap.
+    least = 0.09 * (max(places) - min(places))
     kept: list[int] = []
     for row in sorted(range(len(places)), key=lambda row: not is_answer[row]):
         if all(abs(places[row] - places[other]) >= least for other in kept):
@@ -233,8 +228,6 @@ def _ticks(places: list[float], is_answer: list[bool]) -> list[int]:
 
 
 _SEPARATORS = re.compile(r"[./]")
-SHOWN_MODULES = 1500
-SHOWN_MODULE_LEVELS = 12
 _CLASSES = (
     (1.0, "a layer misses the requirement alone", BAD),
     (0.1, "up to the tolerance alone", "#d9a83f"),
@@ -282,7 +275,7 @@ def modules_figure(layers: pd.DataFrame) -> Figure | None:
     """
     if "sensitivity" not in layers or not len(layers):
         return None
-    boxes = sorted(_modules(layers), key=lambda box: -box.layers)[:SHOWN_MODULES]
+    boxes = sorted(_modules(layers), key=lambda box: -box.layers)[:1500]
     data = []
     left = boxes
     for least, words, colour in _CLASSES:
@@ -325,7 +318,7 @@ def _modules(layers: pd.DataFrame) -> Iterable[_Module]:
     columns = ("layer", "op", "module", "scope", "pinned", "sensitivity")
     for layer, op, module, scope, pinned, alone in zip(*(layers[c] for c in columns), strict=True):
         parts = [part for part in _SEPARATORS.split((module or scope) if named else op) if part]
-        path = tuple(parts[:SHOWN_MODULE_LEVELS])
+        path = tuple(parts[:12])
         for depth in range(len(path) + 1):
             box = found.setdefault(path[:depth], _Module(path[:depth]))
             box.layers += 1
@@ -341,8 +334,6 @@ def _modules(layers: pd.DataFrame) -> Iterable[_Module]:
 
 
 _SPREAD = [f"channel_peak_{q}" for q in ("min", "p25", "p50", "p75", "max")]
-SHOWN_PINNED_LAYERS = 400
-SHOWN_FOR_ZERO = 1e-12
 
 
 def ranges_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
@@ -354,7 +345,7 @@ def ranges_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
     if set(_SPREAD) <= set(layers.columns):
         # Without gaps, which would tear the band: what has no channels is one.
         spread = _alive(layers[_SPREAD].apply(lambda column: column.fillna(largest)))
-        spread = spread.fillna(SHOWN_FOR_ZERO)
+        spread = spread.fillna(1e-12)  # all zeros
         quiet = {"line": {"width": 0}, "hoverinfo": "skip", "hovertemplate": None}
         fill = {"fill": "tonexty", "fillcolor": "rgba(139,141,152,.35)"}
         for column, more in (("p25", {"showlegend": False}), ("p75", fill)):
@@ -375,7 +366,7 @@ def channels_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None
     if not set(_SPREAD) <= set(layers.columns):
         return None
     alive = (layers["channels"] > 0) & (layers["channel_peak_max"] > 0.0)
-    pinned = np.flatnonzero(layers["pinned"].astype(bool) & alive)[:SHOWN_PINNED_LAYERS]
+    pinned = np.flatnonzero(layers["pinned"].astype(bool) & alive)[:400]
     if not pinned.size:
         return None
     rows = layers.iloc[pinned]
@@ -431,7 +422,6 @@ def _limits(title: str, values: pd.Series[Any], precision: Precision) -> Layout:
     return {"yaxis": axis, **levels}
 
 
-SHOWN_SCORES = (1e-6, 1e6)
 _SYMBOLS = {"given": "circle", "search_set": "diamond", "holdout": "diamond"}
 
 
@@ -445,8 +435,7 @@ def baselines_figure(outputs: pd.DataFrame) -> Figure | None:
         return None
     rows = outputs.drop_duplicates("baseline")
     scores = [float(s) for s in rows["score"]]
-    least, most = SHOWN_SCORES
-    heights = [least if math.isnan(s) else min(most, max(least, s)) for s in scores]
+    heights = [1e-6 if math.isnan(s) else min(1e6, max(1e-6, s)) for s in scores]
     # On a phone half the plot would be words.
     names = [label(b).replace(", ", ",<br>") for b in rows["baseline"]]
     colours = [GOOD if outcome == "pass" else BAD for outcome in rows["outcome"]]

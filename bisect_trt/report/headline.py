@@ -21,20 +21,11 @@ from bisect_trt.report.text import (
     validation_sentences,
 )
 
-FAR_MISS_SCORE = 4.0
-"""An input that misses by less asks for its pins as the others do."""
-
 MANY_PINS = 8
 """Fewer are not worth advice."""
 
-FEWER_PINS_SHARE = 0.75
-TELLING_INPUTS = 10
-FEW_INPUTS_SHARE = 0.25
-
 FIRST_KINDS = ("alike", "offset", "quiet", "few-differ", "overflow-lost", "not-covered")
 """Kinds of findings that the first lines say."""
-
-SHOWN_FINDINGS = 3
 
 _BY_PINS = (Cause.OVERFLOW, Cause.ROUNDING, Cause.ACCUMULATION, Cause.UNKNOWN)
 """The causes that pins were searched for."""
@@ -125,9 +116,9 @@ def _odd_inputs(result: Record) -> str:
     if table.empty or "given_missed" not in table or pins < MANY_PINS:
         return ""
     missed = table["given_tested"] - table["given_passed"]
-    odd = (missed > 0) & (missed <= FEW_INPUTS_SHARE * table["given_tested"])
+    odd = (missed > 0) & (missed <= 0.25 * table["given_tested"])
     odd &= (table["pins"] <= pins / 2) & table["given_missed"].notna()
-    odd &= table["worst_score"] >= FAR_MISS_SCORE
+    odd &= table["worst_score"] >= 4.0  # one that misses by less asks for its pins as others do
     for kind in ("perturbed", "augmented"):
         # Where copies of the others miss more often, these are not odd.
         alike = table[f"{kind}_share"] >= table["given_share"] - 0.1
@@ -149,9 +140,9 @@ def _fewer_pins(result: Record) -> str:
     if table.empty or not pins:
         return ""
     held = table["given_passed"] == table["given_tested"]
-    held &= table["pins"] <= FEWER_PINS_SHARE * pins
+    held &= table["pins"] <= 0.75 * pins
     seen = table["given_tested"] + table["perturbed_tested"] + table["augmented_tested"]
-    copies = seen >= TELLING_INPUTS
+    copies = seen >= 10  # fewer tell little
     for kind in ("perturbed", "augmented"):
         copies &= table[f"{kind}_passed"] == table[f"{kind}_tested"]
     told = validation is not None and not validation.fitted and pins >= MANY_PINS
@@ -260,7 +251,7 @@ def answer_lines(result: Record) -> list[str]:
 def not_covered(result: Record) -> list[str]:
     """Which inputs nothing was seen of, in the first lines."""
     found = [f.message for kind in FIRST_KINDS for f in result.findings if f.kind == kind]
-    return [f"{text[0].upper()}{text[1:]}." for text in found[:SHOWN_FINDINGS]]
+    return [f"{text[0].upper()}{text[1:]}." for text in found[:3]]
 
 
 def score_before(result: Record) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,7 +35,7 @@ from bisect_trt.report.tables import (
 )
 from bisect_trt.report.text import judged_by
 from bisect_trt.search.find import count_violations, information_bound, ranking_auc, regime_of
-from bisect_trt.settings import as_command
+from bisect_trt.settings import as_command, as_word
 from bisect_trt.steps.answer import RunState, best_so_far
 from bisect_trt.steps.context import RunStatistics
 from bisect_trt.steps.select_fitted import Bisection
@@ -115,9 +115,7 @@ class Result(Record):
 
 @dataclass(frozen=True)
 class _Answer:
-    """The plan to write, the evaluation that says whether it meets the requirements, each pin's
-    proof, and the share of the tolerance that the emulators were held to.
-    """
+    """The plan to write, its last evaluation, each pin's proof, and the limit of the emulators."""
 
     plan: PrecisionPlan
     final: Evaluation | None
@@ -167,10 +165,8 @@ def _summarise_cut_short(known: RunState, run_statistics: RunStatistics, seconds
     answer = _answer_so_far(known, run_statistics, found)
     so_far = "this is the best plan so far"
     if answer is None or answer.final is None:
-        answer, so_far = (
-            _Answer(PrecisionPlan(Precision.FP32), None, {}, False),
-            ("no plan is known to pass yet"),
-        )
+        answer = _Answer(PrecisionPlan(Precision.FP32), None, {}, False)
+        so_far = "no plan is known to pass yet"
     elif known.diagnosis is None and answer.final.verdict.passed and not answer.plan.chosen:
         # No smaller set is left to search for, whatever there was no time for.
         name = known.problem.settings.precision.value.upper()
@@ -269,11 +265,11 @@ def _result(
         cost=cost_table(engines),
         engine=engine_facts(known, run_statistics),
         search_facts=search_facts(known, run_statistics, answer.plan) if searched else None,
-        metrics=[m if isinstance(m, str) else _named(m) for m in settings.metrics],
+        metrics=[as_word(metric) for metric in settings.metrics],
         rewritten=list(problem.rewritten),
         validation=known.validation,
-        inputs=_or_empty(known.inputs),
-        tradeoff=_or_empty(known.tradeoff),
+        inputs=known.inputs if known.inputs is not None else pd.DataFrame(),
+        tradeoff=known.tradeoff if known.tradeoff is not None else pd.DataFrame(),
         by_requirement=requirements_table(
             problem.requirements.texts,
             _judged(known, run_statistics, before),
@@ -349,16 +345,6 @@ def _judged(
     judges = run_statistics.emulators if known.engine is None else (run_statistics.judge,)
     found = (run_statistics.of(runner, result.plan) for runner in judges)
     return [r for r in found if r is not None]
-
-
-def _or_empty(table: pd.DataFrame | None) -> pd.DataFrame:
-    return table if table is not None else pd.DataFrame()
-
-
-def _named(metric: Callable[..., float]) -> str:
-    """How a function that was given as such would be named on the command line."""
-    name = getattr(metric, "__qualname__", type(metric).__qualname__)
-    return f"{getattr(metric, '__module__', '')}:{name}"
 
 
 def versions() -> dict[str, str]:

@@ -27,8 +27,6 @@ from bisect_trt.report.columns import PINS, names_in
 from bisect_trt.report.record import Record
 from bisect_trt.steps.answer import RunState
 
-SHOWN_BLOCKS = 6
-
 
 def in_words(
     pinned: Sequence[str], patterns: Sequence[Pattern], layers: Sequence[Layer]
@@ -60,8 +58,8 @@ def in_words(
         common = [op for op, count in Counter(found).most_common() for _ in range(count)]
         lines.append((len(found), f"{module}: {_operators(common)}"))
     lines.sort(key=lambda line: -line[0])
-    shown = [words for _, words in lines[:SHOWN_BLOCKS]]
-    if rest := lines[SHOWN_BLOCKS:]:
+    shown = [words for _, words in lines[:6]]
+    if rest := lines[6:]:
         pins = sum(count for count, _ in rest)
         shown.append(f"and {pins} more in {counted(len(rest), 'block')}, in pins.csv")
     return shown
@@ -129,8 +127,6 @@ def _all_layers(known: RunState, plan: PrecisionPlan) -> pd.DataFrame:
     return table
 
 
-SHOWN_LAYERS = 40
-SHOWN_INPUTS = 12
 _LAYER_COLUMNS = names_in(
     "layer op pinned sensitivity introduced_max_abs max_abs snr_db finite engine_max_abs "
     "engine_finite ref_min ref_max"
@@ -260,9 +256,9 @@ def worst_inputs(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the inputs' table worth showing: those with the largest scores under the plan."""
     scored = [c for c in table if str(c).startswith("plan_score_")]
     if not scored:
-        return table.head(SHOWN_INPUTS)
+        return table.head(12)
     order = table[scored].max(axis=1).sort_values(ascending=False, kind="stable").index
-    return table.loc[order].head(SHOWN_INPUTS)
+    return table.loc[order].head(12)
 
 
 def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
@@ -272,7 +268,7 @@ def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
     known = [c for c in _LAYER_COLUMNS if c in ranked]
     if not ranked["pinned"].any():
         known.remove("pinned")
-    return ranked[known].head(SHOWN_LAYERS)
+    return ranked[known].head(40)
 
 
 def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:
@@ -290,7 +286,7 @@ def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:
     ranked = table.assign(values=where, _order=order, _error=by_error)
     ranked = ranked.sort_values(["_order", "_error"], kind="stable")
     known = [c for c in _COMPARED_COLUMNS if c in ranked]
-    return ranked[known].head(SHOWN_LAYERS)
+    return ranked[known].head(40)
 
 
 def shown_pins(result: Record) -> pd.DataFrame:

@@ -227,9 +227,6 @@ class ProgressObserver(Observer):
 
 
 SHOWN_PINS = 20
-SHOWN_FINDINGS = 5
-SHOWN_FINDINGS_OF_A_KIND = 2
-SHOWN_KEPT_LAYERS = 3
 _COLOURS = {"ok": "green", "unsure": "yellow", "bad": "red"}
 
 
@@ -273,9 +270,9 @@ def _print_findings(console: Console, result: Record, whole: str) -> None:
     lines = []
     for finding in others:
         kinds[finding.kind] += 1
-        if finding.weighty or kinds[finding.kind] <= SHOWN_FINDINGS_OF_A_KIND:
+        if finding.weighty or kinds[finding.kind] <= 2:
             lines.append(finding.message)
-    lines = lines[:SHOWN_FINDINGS]
+    lines = lines[:5]
     if more := len(others) - len(lines):
         lines.append(f"{counted(more, 'more finding')} in {whole}")
     if vanishing:
@@ -334,7 +331,7 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     for name, reason in inspection.kept.items():
         alike.setdefault(reason, []).append(name)
     for reason, names in alike.items():
-        console.print(printable(f"kept in FP32: {some_of(names, SHOWN_KEPT_LAYERS)} ({reason})"))
+        console.print(printable(f"kept in FP32: {some_of(names, 3)} ({reason})"))
     for line in (*(f.message for f in inspection.findings), *inspection.advice):
         console.print(printable(f"note: {line}"), style="yellow")
 

@@ -17,11 +17,6 @@ from bisect_trt.search.find import Regime
 from bisect_trt.steps.validation_inputs import WANTED
 from bisect_trt.steps.verify import GOLDEN, Verification
 
-NEARLY_ALL_SHARE = 0.9
-"""A plan that pins so many of the layers is FP32 with casts around it."""
-
-NAMED_LAYERS = 3
-
 
 def tone(result: Record) -> str:
     """What the first glance says: ``bad``, ``unsure`` or ``ok``.
@@ -39,7 +34,8 @@ def is_nearly_all(result: Record) -> bool:
     free = result.layer_count - len(result.plan.held)
     searched = (result.complete or result.ranked) and not result.out_of_time
     found = len(result.plan.chosen)
-    return result.passed and searched and found >= max(2.0, NEARLY_ALL_SHARE * free)
+    # With so many pins it is FP32 with casts around it.
+    return result.passed and searched and found >= max(2.0, 0.9 * free)
 
 
 def number(value: Any) -> str:
@@ -67,7 +63,7 @@ def sources(layers: pd.DataFrame) -> str:
     if "source" not in layers or not layers["source"].any():
         return ""
     names = layers.loc[layers["source"].astype(bool), "layer"].astype(str).tolist()
-    return f"Errors start at {some_of(names, NAMED_LAYERS)}."
+    return f"Errors start at {some_of(names, 3)}."
 
 
 def misses_alone(layers: pd.DataFrame) -> str:
@@ -83,7 +79,7 @@ def misses_alone(layers: pd.DataFrame) -> str:
             f"Of {counted(known, 'layer')} measured alone none misses the requirement, on those "
             "inputs and copies."
         )
-    which = some_of(names.astype(str).tolist(), NAMED_LAYERS)
+    which = some_of(names.astype(str).tolist(), 3)
     return f"{which} {'misses' if len(names) == 1 else 'miss'} the requirement alone."
 
 

@@ -120,14 +120,14 @@ class EngineJudge:
                     break
                 self._bisection, pins = found, found.pinned
                 result = self._build(pins)
-                if result.verdict.passed and self._holds_on_new(pins):
+                if result.verdict.passed and self._passes_new_inputs(pins):
                     pins = self._shrunk(pins, limit)
                     break
                 limit = self._next_limit(limit, pins, result)
             if pins not in self._tried or not self._tried[pins].verdict.passed:
                 pins = self._repaired(pins)
                 if self._tried[pins].verdict.passed:
-                    self._holds_on_new(pins)
+                    self._passes_new_inputs(pins)
             if self.certify and self._tried[pins].verdict.passed:
                 pins, proof = self._certified(pins)
         except OutOfBuildsError:
@@ -161,7 +161,7 @@ class EngineJudge:
             refused=answer in self._validation and self._validation[answer] is None,
         )
 
-    def _holds_on_new(self, pins: frozenset[str]) -> bool:
+    def _passes_new_inputs(self, pins: frozenset[str]) -> bool:
         """Whether new inputs on the engine do not refuse ``pins``, which pass the given inputs."""
         if self.tested is None:
             return True
@@ -218,7 +218,7 @@ class EngineJudge:
             if found is None or len(found.pinned) >= len(pins):
                 break
             passed = self._build(found.pinned).verdict.passed
-            if not passed or not self._holds_on_new(found.pinned):
+            if not passed or not self._passes_new_inputs(found.pinned):
                 break
             self._bisection, pins, limit = found, found.pinned, wider
         return pins
@@ -240,7 +240,8 @@ class EngineJudge:
             [name for name in reversed(self.ranked) if name in pins],
             self._build,
             lambda result: (
-                result.verdict.passed and self._holds_on_new(result.plan.pinned - self.base.held)
+                result.verdict.passed
+                and self._passes_new_inputs(result.plan.pinned - self.base.held)
             ),
             ahead=ahead if math.isinf(self._builds_left) else None,  # idle GPUs build the next ones
             workers=self.engine.workers,
