@@ -102,9 +102,6 @@ _MEMORY_FILES = (
 LARGE = 256 << 20
 """Bytes of weights, or of activations, from which on a copy more of them counts."""
 
-MANY = 32 << 20
-"""Bytes of weights from which on one session at a time holds a copy of them."""
-
 
 def free_bytes() -> int | None:
     """What this process may still take, by the system and its container; None if neither says."""

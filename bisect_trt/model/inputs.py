@@ -57,12 +57,6 @@ def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
     return specs
 
 
-def fixed_shape(spec: InputSpec) -> tuple[int, ...] | None:
-    """The shape that the model asks for; None where it leaves a dimension open."""
-    sizes = [size for size in spec.shape or () if isinstance(size, int)]
-    return tuple(sizes) if spec.shape is not None and len(sizes) == len(spec.shape) else None
-
-
 def dynamic_inputs(model: onnx.ModelProto) -> list[str]:
     """The inputs whose shapes ``model`` leaves open, for an engine's profile to bound."""
     return [

@@ -156,12 +156,10 @@ class SessionForm:
 
     ``mapped`` and ``rounded`` are the initialisers of the main graph whose values may be handed
     over instead: as they lie in a file, and those that are rounded first, which must be.
-    ``initialisers`` counts those of the main graph.
     """
 
     content: bytes
     folder: str
-    initialisers: int
     mapped: tuple[TensorProto, ...] = ()
     rounded: tuple[TensorProto, ...] = ()
 
@@ -196,11 +194,8 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
                 put_at(tensor, Place(relative, place.offset, place.length))
 
         content = moved(model, put).SerializeToString()
-        count = len(model.graph.initializer)
         del model
-        yield SessionForm(
-            content, folder, count, tuple(mapped.initializer), tuple(rounded.initializer)
-        )
+        yield SessionForm(content, folder, tuple(mapped.initializer), tuple(rounded.initializer))
 
 
 @contextmanager
