@@ -151,6 +151,8 @@ RESULT_FILES = (
     "tradeoff.csv",
 )
 
-VERIFY_PAGE, VERIFY_RECORD, VERIFY_JUNIT = "verify.html", "verify.json", "verify.junit.xml"
+VERIFY_PAGE = "verify.html"
+VERIFY_RECORD = "verify.json"
+VERIFY_JUNIT = "verify.junit.xml"
 VERIFY_FILES = (VERIFY_RECORD, VERIFY_PAGE, VERIFY_JUNIT)
 """Names of their own: the folder may be that of the run whose plan it is."""

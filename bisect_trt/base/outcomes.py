@@ -54,8 +54,9 @@ class CauseFound:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A step that returns a bare one settles the case: nothing is searched. ``causes`` are all
-    that were found, the largest first; empty where the sentence says all.
+    """The cause in a word and a sentence; ``causes`` are all, the largest first.
+
+    A step that returns a bare one settles the case: nothing is searched.
     """
 
     cause: Cause
@@ -95,20 +96,15 @@ class Finding:
     weighty: bool = False
 
 
-_APART = 0.1
-
-
 @dataclass(frozen=True)
 class Reproducibility:
     """``differing`` of ``runs`` gave another answer to a sample than most of its runs did.
 
-    ``passed`` runs met the requirements; ``best`` and ``worst`` are the scores, in tolerances, of
-    the answers to that sample which they differ most for. ``apart`` is the largest difference
-    between two answers, over the range of the reference's output, on output ``output`` of sample
-    ``sample``; 0 where no two differ, infinite where only one of them is finite there.
-    ``processes`` counts those that the runs were made in, ``right`` those in which every run met
-    the requirements; None where nobody counted. ``broken`` is how one ended that gave no answer,
-    which counts as a run.
+    ``passed`` runs met the requirements; ``best`` and ``worst`` are the scores of the answers to
+    the sample that they differ most for. ``apart`` is the largest difference between two answers,
+    over the range of the reference's output, on ``output`` of ``sample``; infinite where only one
+    is finite. In ``right`` of ``processes`` every run met the requirements; None where nobody
+    counted. ``broken`` is how a run ended that gave no answer.
     """
 
     runs: int
@@ -124,9 +120,7 @@ class Reproducibility:
     broken: str = ""
 
     def of_set(self, best: float, worst: float) -> Reproducibility:
-        """The same runs where all samples are judged together, of which no run of one passes or
-        misses alone.
-        """
+        """The same runs where all samples are judged together."""
         usual = self.runs - self.differing if best <= 1.0 else 0
         passed = self.runs if worst <= 1.0 else usual
         return replace(self, passed=passed, best=best, worst=worst)
@@ -138,15 +132,12 @@ class Reproducibility:
 
     @property
     def decides(self) -> bool:
-        """Whether the verdict depends on it: a run fails, and others are better by more than a
-        tenth. Sums whose order is left to chance differ too, but by last bits.
-        """
-        return self.worst > 1.0 and self.best < self.worst * (1.0 - _APART)
+        """Whether the verdict depends on it: a run fails, and others are better by a tenth."""
+        return self.worst > 1.0 and self.best < 0.9 * self.worst
 
 
 def together(found: Sequence[Reproducibility]) -> Reproducibility:
-    """Those of several samples, one at least: counts added, the others of the least
-    reproducible."""
+    """Those of several samples: counts added, the rest of the least reproducible."""
     last = max(found, key=lambda s: (s.decides, s.differing > 0, _gap(s), s.apart))
     return replace(
         last,
@@ -202,9 +193,9 @@ class ValidationVerdict(StrEnum):
 class Tally:
     """``passed`` of ``tested`` samples of one kind met the requirements.
 
-    ``lower_bound`` is the share of all such samples that do, at least, with 95 % confidence; 0
-    where the samples are no copies (the given ones, which the search saw). ``worst_score`` is the
-    largest score in tolerances, NaN where nothing was tested, and ``worst`` the sample that had it.
+    ``lower_bound`` is the share of all such samples that do, at least; 0 for the given inputs,
+    which the search saw. ``worst_score`` is the largest score, NaN where nothing was tested, and
+    ``worst`` the sample that had it.
     """
 
     passed: int = 0
@@ -225,21 +216,16 @@ class Tally:
 
 @dataclass(frozen=True)
 class Validation:
-    """What a plan holds on: the ``given`` inputs, copies of them with roundings ``perturbed``,
-    ``augmented`` of them, and the inputs that were kept apart (``holdout``).
+    """What a plan holds on: given, perturbed, augmented and held out inputs.
 
-    ``wanted`` is the share of unseen inputs that is asked for, ``wanted_of_augmented`` the share of
-    augmented inputs, which stand in for inputs that nobody has shown, ``wanted_of_given`` the share
-    of the given inputs (``--allow-misses``); ``fitted`` is true where only these were searched
-    with. ``set_size`` is how many inputs were judged together: one, or all that were given.
-    ``prediction_limit`` is what other inputs may score, in tolerances, by what copies of the given
-    ones do (:mod:`bisect_trt.metrics.statistics`): infinite where nothing can be told, NaN where
-    nothing was asked. ``holdout_size`` is how many of the inputs kept apart were judged together.
-    ``has_margin`` is false where an input's score says only whether it holds, and not how nearly.
-    ``copies`` says which copies were tested: the stream of the test, and how many it may make.
-    ``unfinished`` is true where the run ended before it had tested any, ``spent`` where augmented
-    inputs are asked for and the search had seen all that could be made: those test nothing.
-    ``alike`` is true where the given inputs are few and of one kind.
+    The ``wanted`` shares are what is asked for of unseen, augmented and given inputs; ``fitted`` is
+    true where only the given inputs were searched with. ``set_size`` inputs were judged together,
+    and ``holdout_size`` of those kept apart. ``prediction_limit`` is what other inputs may score,
+    by what copies do: infinite where nothing can be told, NaN where nothing was asked.
+    ``has_margin`` is false where a score says only whether an input holds. ``copies`` are the
+    stream of the copies and their number. ``unfinished`` is true where the run ended before any was
+    tested, ``spent`` where the search had seen all augmented inputs that can be made, ``alike``
+    where the given inputs are few and of one kind.
     """
 
     given: Tally
@@ -266,15 +252,11 @@ class Validation:
 
     @property
     def word(self) -> ValidationVerdict | None:
-        """None where the given inputs miss their share: then no word on other inputs is due.
+        """The verdict; None where the given inputs miss their share.
 
-        Validated: the given inputs hold, the shares of perturbed inputs and of augmented inputs are
-        bounded by what is wanted of them (of one of the two, where the other cannot be made or is
-        not asked for) or inputs kept apart bound it by themselves, so many of those hold as were
-        asked for, and there is room for other inputs (:attr:`leaves_room`). Overfitted: some kind
-        misses its share by more than chance explains (fewer pass than would in 5 % of such tests,
-        had it the share).
-        Inconclusive: between the two.
+        Validated: the share is bounded (:attr:`is_bounded`), those kept apart have it, and there is
+        room for other inputs (:attr:`leaves_room`). Overfitted: some kind misses its share by more
+        than chance explains. Inconclusive: between the two.
         """
         if not self.given_hold:
             return None
@@ -292,17 +274,14 @@ class Validation:
 
     @property
     def missed(self) -> tuple[Tally, ...]:
-        """The kinds beside the given inputs of which fewer hold than chance explains. A set of
-        those kept apart is one observation, and of other inputs than the given sets.
-        """
+        """The kinds beside the given inputs of which fewer hold than chance explains."""
+        # A set of those kept apart is one observation, and of other inputs than the given sets.
         alone = [(self.holdout, self.wanted)] if self.holdout_size == 1 else []
         return tuple(kind for kind, wanted in (*self._copied, *alone) if kind.misses(wanted))
 
     @property
     def is_bounded(self) -> bool:
-        """Whether inputs kept apart, each judged alone, bound the share that is wanted; or copies
-        were tested, and the share of each kind of them is bounded by what is wanted.
-        """
+        """Whether each kind of copies, or inputs kept apart and judged alone, bound the share."""
         tested = [(kind, wanted) for kind, wanted in self._copied if kind.tested]
         bounded = bool(tested) and all(kind.lower_bound >= wanted for kind, wanted in tested)
         bounded = bounded and not self.spent
@@ -324,16 +303,11 @@ class Validation:
 
     @property
     def leaves_room(self) -> bool:
-        """Whether what was tested speaks for other inputs: those kept apart bound the share, or all
-        real ones do, being so many (59 for 0.95), or copies of the few reach so far only that
-        others are within, too; of a decision, which is met or not and by no margin, they tell
-        nothing. A set of inputs is one observation: its inputs must lie so near to each other that
-        another set is within.
+        """Whether what was tested speaks for other inputs.
 
-        Copies of one input are one text, or one scene. Of small models' plans whose copies held as
-        often as was asked, 20 of 60 from two inputs and 10 of 60 from eight held on less than 93 %
-        of 200 others; of 23 called validated from 24 inputs two held on 91 and 93 %, those whose
-        copies reach beyond the tolerance (benchmarks/results/validation.md).
+        Those kept apart bound the share, or the prediction limit is within the tolerance, or the
+        real inputs bound the share, being many (59 for 0.95). Copies of one input are one text, or
+        one scene: by themselves they say too little of others (benchmarks/results/validation.md).
         """
         if self._apart or not self.prediction_limit > 1.0:
             return True

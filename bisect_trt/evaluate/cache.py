@@ -56,7 +56,7 @@ class Cache:
     """The cache in ``folder``; several threads may share it.
 
     A damaged one is set aside, and ``note`` says so; it is empty otherwise. ``is_new`` where there
-    was none. With ``fresh`` what was there is removed.
+    was none. With ``fresh`` its answers are removed.
 
     Raises:
         BadInputError: the file is no cache, or one of a later version of the tool, or cannot be
@@ -71,19 +71,19 @@ class Cache:
         self._written_at = time.monotonic()
         self.note = ""
         try:
-            if fresh:
-                _remove(path)
-            elif _is_damaged(path):
+            if _is_damaged(path):
                 self.note = _set_aside(path)
             self._database = _connected(path)
         except (*_FAILURES, OSError) as error:
             raise self._explained(error) from error
         try:
             form = self._opened()
+            if fresh and form <= _FORM:
+                self._database.execute("DELETE FROM answers")
         except _FAILURES as error:
             self.close()
             raise self._explained(error) from error
-        self.is_new = form == 0
+        self.is_new = fresh or form == 0
         if form > _FORM:
             self.close()
             raise BadInputError(
@@ -220,14 +220,9 @@ def _set_aside(path: Path) -> str:
     names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in count(1))
     aside = next(name for name in names if not name.exists())
     os.replace(path, aside)
-    _remove(path)
-    return f"{path} was damaged and is set aside as {aside.name}; every answer is asked again"
-
-
-def _remove(path: Path) -> None:
-    """Remove a cache with what SQLite keeps beside it."""
-    for suffix in ("", "-journal", "-wal", "-shm"):
+    for suffix in ("-journal", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
+    return f"{path} was damaged and is set aside as {aside.name}; every answer is asked again"
 
 
 def _connected(path: Path) -> sqlite3.Connection:

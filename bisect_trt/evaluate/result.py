@@ -134,17 +134,9 @@ class Evaluation:
         if broken is not None and score is not None and math.isfinite(score):
             samples, broken = [s for s in samples if s.errors], None  # spared
         if broken is not None:
+            verdict, score, note = broken.verdict, math.inf, broken.note
             return Evaluation(
-                plan,
-                runner,
-                broken.verdict,
-                math.inf,
-                {},
-                {},
-                seconds,
-                broken.note,
-                on=on,
-                worst_on=worst_on,
+                plan, runner, verdict, score, {}, {}, seconds, note, on=on, worst_on=worst_on
             )
         worst = max(samples, key=_badness)  # none that was spared
         outputs = list(samples[0].errors)

@@ -1,5 +1,6 @@
-"""Augmented inputs of the given inputs: they stress a plan as an unseen input would, and are no
-substitute for one. Arrays are never changed in place, and keep their shapes and dtypes.
+"""Augmented inputs: they stress a plan as an unseen input would, and are no substitute for one.
+
+Arrays are never changed in place, and keep their dtypes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,10 @@ Random = np.random.Generator
 LONG = 8
 """An axis of fewer places (a batch, channels) is not shifted or flipped."""
 
-_NOISE = 0.1
-"""Deviations of an input."""
-
-_MOST_SHIFT = 13
-
-_MOST_TIMES, _MOST_LONGER = 4, 1 << 22
-"""Lengths of an input that a longer one has, and elements that it may have."""
+_NOISE_DEVIATIONS = 0.1
+_MAX_SHIFT = 13
+_MAX_LENGTHS = 4
+_MAX_LONGER_ELEMENTS = 1 << 22
 
 
 def augmented_input(
@@ -47,9 +45,9 @@ def augmented_input(
 
 @dataclass(frozen=True)
 class _Source:
-    """A sample's ``arrays``, the ``others``' to mix with, and the names of those that ``move``, and
-    of these the ``padded``, whose exact zeros mean something. ``lengths`` are
-    axes that may be longer.
+    """A sample's ``arrays``, the ``others`` to mix with, and the names of those that ``move``.
+
+    Of these the exact zeros of the ``padded`` mean something; ``lengths`` are axes that may grow.
     """
 
     arrays: Arrays
@@ -69,7 +67,7 @@ class _Source:
 
 def _shift(source: _Source, random: Random) -> _Arrays:
     arrays = source.arrays
-    pick, steps = float(random.random()), int(random.integers(1, _MOST_SHIFT + 1))
+    pick, steps = float(random.random()), int(random.integers(1, _MAX_SHIFT + 1))
     return {n: _rolled(a, pick, steps) if a.dtype.kind == "f" else a for n, a in arrays.items()}
 
 
@@ -81,7 +79,7 @@ def _flip(source: _Source, random: Random) -> _Arrays:
         return np.flip(array, axes[int(pick * len(axes))]) if axes else array
 
     found = {n: flipped(a) if a.dtype.kind == "f" else a for n, a in source.arrays.items()}
-    # There is one flip an axis: a little noise makes each a draw of its own.
+    # There is one flip an axis: a little noise makes each an input of its own.
     return replace(source, arrays=found).noisy(random, PERTURB)
 
 
@@ -91,7 +89,7 @@ def _scale(source: _Source, random: Random) -> _Arrays:
 
 
 def _noise(source: _Source, random: Random) -> _Arrays:
-    return source.noisy(random, _NOISE)
+    return source.noisy(random, _NOISE_DEVIATIONS)
 
 
 def _mix(source: _Source, random: Random) -> _Arrays:
@@ -141,10 +139,8 @@ def _swap(source: _Source, random: Random) -> _Arrays:
 
 
 def _longer(source: _Source, random: Random) -> _Arrays:
-    """Sequences of two to four times the length, by repeating them: what counts positions is seen
-    beyond those that were given.
-    """
-    times, begin = int(random.integers(2, _MOST_TIMES + 1)), float(random.random())
+    """Sequences of two to four times the length, by repeating them."""
+    times, begin = int(random.integers(2, _MAX_LENGTHS + 1)), float(random.random())
     lengths = source.lengths
 
     def repeated(name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -155,7 +151,7 @@ def _longer(source: _Source, random: Random) -> _Arrays:
         return np.roll(made, int(begin * array.shape[lengths[name]]), lengths[name])
 
     found = {n: repeated(n, a) for n, a in source.arrays.items()}
-    # A place to begin at, and a little noise, make each a draw of its own.
+    # A place to begin at, and a little noise, make each an input of its own.
     return replace(source, arrays=found).noisy(random, PERTURB)
 
 
@@ -173,12 +169,7 @@ KINDS: dict[str, Callable[[_Source, Random], _Arrays]] = {
 
 
 def check_kinds(text: str) -> None:
-    """Refuse what is no list of kinds, ``none`` or ``auto``.
-
-    Raises:
-        BadInputError: names the word and the kinds there are, or why a function of the user's
-            cannot be imported.
-    """
+    """Refuse what is no list of kinds, ``none`` or ``auto``."""
     if text in ("auto", "none"):
         return
     for kind in named_kinds(text):
@@ -202,8 +193,9 @@ def is_own_kind(kind: str) -> bool:
 
 
 def own_augmentation(kind: str, arrays: Arrays, random: Random) -> dict[str, NDArray[Any]]:
-    """One augmented input of ``arrays`` by the user's function: it takes the inputs by name and a
-    ``numpy.random.Generator``, and gives the changed inputs by name.
+    """One augmented input of ``arrays`` by the user's function.
+
+    It takes the inputs by name and a ``numpy.random.Generator``, and gives the changed inputs.
 
     Raises:
         BadInputError: the function raises, or changes a name, a dtype or a number of dimensions.
@@ -214,8 +206,7 @@ def own_augmentation(kind: str, arrays: Arrays, random: Random) -> dict[str, NDA
         if not isinstance(made, Mapping):
             raise BadInputError(
                 f"--augmented {kind}: it gave {type(made).__name__}; let it give the changed "
-                "inputs "
-                "by name"
+                "inputs by name"
             )
         found = {str(n): np.asarray(a) for n, a in made.items()}
     like = {n: (a.dtype, a.ndim) for n, a in arrays.items()}
@@ -238,8 +229,8 @@ def kinds_for(
             kinds = ["shift", "flip", "scale", "noise", "mix"]
     if any(is_ids(a) for a in arrays.values()):
         kinds += ["rotate", "swap"]
-    longest = _MOST_TIMES * sum(a.size for a in arrays.values())
-    if lengths and longest <= _MOST_LONGER:
+    longest = _MAX_LENGTHS * sum(a.size for a in arrays.values())
+    if lengths and longest <= _MAX_LONGER_ELEMENTS:
         kinds += ["longer"]
     return tuple(kinds)
 

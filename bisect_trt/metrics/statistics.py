@@ -11,15 +11,15 @@ from bisect_trt.base.outcomes import CONFIDENCE
 
 
 def lower_bound(passed: int, tested: int, confidence: float = CONFIDENCE) -> float:
-    """The share of all copies that pass, at least, one-sided.
+    """The share of all copies that pass, at least: the exact one-sided bound (Clopper and Pearson).
 
-    With independent copies the true share is below the bound in at most ``1 - confidence`` of such
-    tests, whatever it is: 22 of 22 bound it by 0.87 at 95 %, 59 of 59 by 0.95.
+    With independent copies the true share is below it in at most ``1 - confidence`` of such tests:
+    22 of 22 bound it by 0.87 at 95 %, 59 of 59 by 0.95.
     """
     if passed == 0 or tested == 0:
         return 0.0
-    # The logs of the ways to pass k or more: the tail is summed over them, and rises with the
-    # share, so that bisection finds the bound to the last bit that matters.
+    # The tail is summed over the logs of the ways to pass k or more, and rises with the share, so
+    # that bisection finds the bound.
     counts = np.arange(passed, tested + 1)
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, tested + 1)))])
     ways = logs[tested] - logs[counts] - logs[tested - counts]
@@ -50,16 +50,10 @@ def copies_needed(share: float, confidence: float = CONFIDENCE, misses: int = 0)
     return high
 
 
-_TELLS = 0.1
-"""A score below this part of the worst says no more than that it is small: inputs on which nothing
-is at stake would make the others look as if they were spread as far."""
-
-
 def t_quantile(share: float, freedom: int) -> float:
     """Student's t that ``share`` of the distribution lies below.
 
-    The distribution is summed as Abramowitz and Stegun have it for whole degrees of freedom
-    (26.7.3 and 26.7.4), and bisected.
+    It is summed as in Abramowitz and Stegun, 26.7.3 and 26.7.4, and bisected.
     """
     low, high = 0.0, math.pi / 2.0  # the angle whose tangent is t over the root of the freedom
     for _ in range(60):
@@ -84,48 +78,43 @@ def _within(angle: float, freedom: int) -> float:
 
 
 def limit_of_inputs(scores: Sequence[float], inputs: int, share: float) -> float:
-    """What ``share`` of further inputs score at most, as a prediction from the logarithms of
-    ``scores``: their mean and ``t * s * sqrt(1 + 1/n)`` (Hahn and Meeker, Statistical Intervals,
-    section 4.8).
+    """What ``share`` of further inputs score at most, predicted from the logarithms of ``scores``.
 
-    The copies of an input are no inputs of their own: however many they are, ``n`` is the number of
-    inputs, and t has one degree of freedom less. Of one input nothing can be said so, of two hardly
-    anything, of four a little, and of eight as a rule enough.
+    It is their mean and ``t * s * sqrt(1 + 1/n)`` (Hahn and Meeker, Statistical Intervals, section
+    4.8). Copies of an input are no inputs of their own: ``n`` is the number of inputs.
     """
     worst = max(scores)
     if inputs < 2 or math.isinf(worst):
         return math.inf
     if not worst > 0.0:
         return worst
-    logs = np.log(np.maximum(np.asarray(scores, np.float64), _TELLS * worst))
+    # Small scores count alike: inputs on which nothing is at stake would widen the spread.
+    logs = np.log(np.maximum(np.asarray(scores, np.float64), 0.1 * worst))
     if len(logs) < 2:
         return math.inf
     spread = float(logs.std(ddof=1)) * math.sqrt(1.0 + 1.0 / inputs)
     return math.exp(float(logs.mean()) + t_quantile(max(share, 0.5), inputs - 1) * spread)
 
 
-_RESAMPLED = 400
+_RESAMPLED_PAIRS = 400
 
 
 def limit_of_sets(
     score: Callable[[Sequence[int]], float], inputs: int, pool: int, share: float
 ) -> float:
-    """What ``share`` of further sets of as many inputs score at most, by how far the scores of two
-    sets that are drawn from the given inputs lie apart (Efron and Tibshirani, An Introduction to
-    the Bootstrap, chapter 8): the given set is one of the two, and another the other. As a
-    proportion, for errors are spread so, or where a set may score 0 as a difference.
+    """What ``share`` of further sets of as many inputs score at most, by the bootstrap.
 
-    Half of what may be over is left for what resampling underrates: of means over 20 log-normal
-    scores whose logarithms deviate by 1, 94 % of others are within the limit for 97.5 %, and 96 %
-    of those over 64.
+    By how far two sets that are drawn from the given inputs lie apart (Efron and Tibshirani, An
+    Introduction to the Bootstrap, chapter 8), in proportion, or where a set may score 0 as a
+    difference. Half of what may be over is left for what resampling underrates.
     """
     random = np.random.default_rng(0)
-    pairs = random.integers(pool, size=(_RESAMPLED, 2, inputs))
+    pairs = random.integers(pool, size=(_RESAMPLED_PAIRS, 2, inputs))
     scores = np.asarray([[score(one), score(other)] for one, other in pairs.tolist()])
     given = score(range(inputs))
     if not np.isfinite(scores).all() or not math.isfinite(given):
         return math.inf
-    place = math.ceil((1.0 + share) / 2.0 * _RESAMPLED) - 1
+    place = math.ceil((1.0 + share) / 2.0 * _RESAMPLED_PAIRS) - 1
     if given > 0.0 and scores.min() > 0.0:
         return given * float(np.sort(scores[:, 0] / scores[:, 1])[place])
     return given + float(np.sort(scores[:, 0] - scores[:, 1])[place])

@@ -287,8 +287,6 @@ def _incomparable(graph: Graph) -> Iterator[str]:
 LOST = 1e-2
 """Error of a constant over its RMS from which on it counts as lost: 32 times FP16's usual one."""
 
-_BLOCK_ELEMENTS = 1 << 16
-
 _ADDS = frozenset({"Add", "Max", "Clip"})
 """A small number in these keeps something from being zero."""
 
@@ -395,7 +393,7 @@ def _lost(array: NDArray[np.float32], precision: Precision) -> tuple[float, floa
 def _finite_blocks(array: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
     """The finite values of a constant, which may be gigabytes, some at a time."""
     values = flat(array)
-    for part in slices(values.size, _BLOCK_ELEMENTS):
+    for part in slices(values.size):
         block = values[part]
         yield block[np.isfinite(block)]
     let_go(array)

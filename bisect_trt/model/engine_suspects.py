@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision
+from bisect_trt.metrics.rounding import LARGEST
 from bisect_trt.model.cautions import refused
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import shared_placeholders
@@ -112,7 +113,6 @@ def _called(node: onnx.NodeProto) -> str:
     return str(node.name or f"{node.op_type}_{next((o for o in node.output if o), '')}")
 
 
-_LARGEST_FP16 = 65_504
 _INTEGER = ("QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger")
 _GIVE_UINT8 = ("QuantizeLinear", "DynamicQuantizeLinear", "Constant")
 _NOT_PARSED_IN_BF16 = ("HardSwish", "Mish", "GRU", "LpNormalization", "LpPool")
@@ -185,10 +185,11 @@ def _long_softmaxes(
         if precision is not Precision.FP16 and not _reduced(graph, node):
             continue
         keys = _keys(node, shapes, graph.opset)
-        if keys is not None and keys >= _LARGEST_FP16:
+        limit = int(LARGEST[Precision.FP16])
+        if keys is not None and keys >= limit:
             message = (
                 f"{name} ({node.op_type}) is over {keys:,} keys: a fused kernel that sums in FP16 "
-                f"leaves its range from {_LARGEST_FP16:,} equal keys on, where the unfused graph "
+                f"leaves its range from {limit:,} equal keys on, where the unfused graph "
                 "does not; keep it in FP32 (--keep-fp32) and let the engine judge"
             )
             yield Finding("long-softmax", name, message)

@@ -13,12 +13,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.tensor_types import captured_names, skeleton, subgraphs
+from bisect_trt.model.tensor_types import (
+    SMALL_CONSTANT_ELEMENTS,
+    captured_names,
+    skeleton,
+    subgraphs,
+)
 from bisect_trt.model.tensor_values import Constants
 
-_SHAPE_CONSTANT_ELEMENTS = 1024
 _SHAPE_CONSTANT_TYPES = ("i8", "i4", "f4")
-"""Constants that may say what a shape becomes: sizes, axes and scales of at most so many values."""
+"""Of constants that may say what a shape becomes: sizes, axes and scales."""
 
 Shape = tuple[int | None, ...]
 Inputs = Mapping[str, tuple[int, ...]]
@@ -85,7 +89,7 @@ def with_shapes(graph: Graph, inputs: Inputs | None = None) -> onnx.GraphProto:
 
 def _small(constants: Constants, name: str) -> NDArray[Any] | None:
     """The constant ``name`` where it may say what a shape becomes; a large one is not read."""
-    if constants.count(name) > _SHAPE_CONSTANT_ELEMENTS:
+    if constants.count(name) > SMALL_CONSTANT_ELEMENTS:
         return None
     array = constants[name]
     return array if array.dtype.str[1:] in _SHAPE_CONSTANT_TYPES else None

@@ -23,8 +23,6 @@ from bisect_trt.model.tensor_types import UNKNOWN, captured_names, subgraphs
 
 _OF_SHAPES = frozenset({"Shape", "Size"})
 _NEVER_SETTLED = RANDOM | {"Dropout"}
-_IR_WITHOUT_INPUTS = 4
-"""From this version of the file on, initialisers need not be inputs too."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,8 @@ class Extractor:
         outputs: Iterable[str],
     ) -> onnx.ModelProto:
         source = self.graph.proto
-        target = onnx.ModelProto(ir_version=max(source.ir_version, _IR_WITHOUT_INPUTS))
+        # From version 4 of the file on, initialisers need not be inputs too.
+        target = onnx.ModelProto(ir_version=max(source.ir_version, 4))
         target.producer_name = source.producer_name
         target.producer_version = source.producer_version
         target.opset_import.extend(source.opset_import)

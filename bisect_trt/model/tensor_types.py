@@ -17,9 +17,11 @@ UNKNOWN = TensorProto.UNDEFINED
 _TYPES = {f"tensor({name.lower()})": value for name, value in TensorProto.DataType.items()}
 """By the names that ONNX's schemas give them."""
 
-_KEPT_ELEMENTS = 1024
+SMALL_CONSTANT_ELEMENTS = 1024
+"""Constants of nodes up to this size stay in a skeleton."""
+
 _SHAPE_ELEMENTS = 16
-"""Constants up to these sizes stay in a skeleton: those of nodes, and integers of initialisers."""
+"""Integer initialisers up to this size, such as axes, stay in a skeleton."""
 
 _SHAPE_INPUT = {"Reshape": 1, "ConstantOfShape": 0}
 """The input that holds the shape of an operator's output."""
@@ -216,7 +218,7 @@ def _large_constant(node: onnx.NodeProto) -> TensorProto | None:
     if node.op_type != "Constant" or not node.attribute or not node.attribute[0].HasField("t"):
         return None
     tensor = node.attribute[0].t
-    return tensor if math.prod(tensor.dims) > _KEPT_ELEMENTS else None
+    return tensor if math.prod(tensor.dims) > SMALL_CONSTANT_ELEMENTS else None
 
 
 def _collect(graph: onnx.GraphProto, opset: int, parent: Scope | None) -> Scope:

@@ -33,7 +33,11 @@ PACKED = {
 }
 """The bits of types with several values to a byte; -1 are those that an older onnx lacks."""
 
-_ROUNDED, _SOURCE, _STAMP = "rounded", "source", "checksum"
+_ROUNDED = "rounded"
+_SOURCE = "source"
+_STAMP = "checksum"
+"""Keys of ``external_data``; ONNX knows the last one, and runtimes pass over it."""
+
 _VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 

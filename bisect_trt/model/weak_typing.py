@@ -41,7 +41,7 @@ _UNREACHED = frozenset({"Loop", "Scan"})
 
 def has_several_layers(layer: Layer) -> bool:
     """Whether TensorRT's parser makes several layers of ``layer``, of which one has its name."""
-    many = layer.op in _ONE_FOR_TWO and len(layer.inputs) > _A_PAIR
+    many = layer.op in _ONE_FOR_TWO and len(layer.inputs) > 2
     return layer.op in _SEVERAL_LAYERS or many
 
 
@@ -50,8 +50,6 @@ OF_FUNCTIONS = (
     "use the typed ONNX (--format onnx)"
 )
 """Why no pin of such a model is written by name."""
-
-_A_PAIR = 2
 
 _BUILDER_FLAG = {Precision.FP16: "--fp16", Precision.BF16: "--bf16"}
 

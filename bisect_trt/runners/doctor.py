@@ -20,7 +20,6 @@ _PACKAGES = (
     "onnx",
     "onnxruntime",
     "onnxruntime-gpu",
-    "onnx-graphsurgeon",
     "pandas",
     "tensorrt",
     "tensorrt-rtx-cu13",

@@ -1,6 +1,4 @@
-"""The search for a set of pins: pure, it knows layers' names and a probe callable, never ONNX or
-TensorRT.
-"""
+"""The search for a set of pins: pure, it knows layers' names and a probe callable only."""
 
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.search.find import find_pins

@@ -1,5 +1,6 @@
-"""Where the culprits probably are: a small Bayesian mixture that sizes the groups, and never
-decides a verdict.
+"""Where the culprits probably are: a Bayesian mixture that sizes the groups of a search.
+
+It never decides a verdict.
 
 Layers stand in order, least suspicious first. A hypothesis says that about ``count`` layers are
 culprits, independently, and that they lean towards the suspicious end by a power ``lean``: layer
@@ -21,18 +22,18 @@ _HOSTILE_LEANS = {4.0: 0.1, 16.0: 0.1}
 rarely hostile.
 """
 
-_FEW = 0.8
-"""Culprits are few: a count's prior falls with this power of it. Tuned on the synthetic culprits of
-``make context``.
-"""
+_COUNT_POWER = 0.8
+"""Culprits are few: a count's prior falls with this power of it, tuned on synthetic culprits."""
 
-_CAP = 0.9
+_MAX_HAZARD = 0.9
 
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """The grid: ``log_survival[h, i]`` is the log probability that none of the first ``i`` layers
-    is a culprit under ``h``.
+    """The grid of hypotheses.
+
+    ``log_survival[h, i]`` is the log probability that none of the first ``i`` layers is a culprit
+    under ``h``.
     """
 
     log_survival: NDArray[np.float64]
@@ -57,8 +58,8 @@ def make_hypotheses(n: int, *, informed: bool) -> Hypotheses:
     hazards, priors = [], []
     for shape, weight in zip(shapes, weights, strict=True):
         for count in counts:
-            hazards.append(np.clip(count * shape / n, 1e-12, _CAP))
-            priors.append(weight / count**_FEW)
+            hazards.append(np.clip(count * shape / n, 1e-12, _MAX_HAZARD))
+            priors.append(weight / count**_COUNT_POWER)
     hazard = np.asarray(hazards)
     log_survival = np.zeros((len(hazards), n + 1))
     np.cumsum(np.log1p(-hazard), axis=1, out=log_survival[:, 1:])
@@ -88,9 +89,7 @@ class Belief:
         return self._weighed(self.hypotheses.log_hazard[:, at])
 
     def pass_probability(self, start: int, stop: int, fails_at: int | None = None) -> float:
-        """The probability that no culprit lies in ``start`` to ``stop``, given that one lies before
-        ``fails_at``.
-        """
+        """The probability of no culprit from ``start`` to ``stop``, but one before ``fails_at``."""
         s, weight = self.hypotheses.log_survival, np.exp(self.log_weight)
         survives = np.exp(s[:, stop] - s[:, start])
         if fails_at is None:
@@ -100,13 +99,10 @@ class Belief:
         return float(weight @ (survives - all_survive)) / denominator if denominator > 0.0 else 0.5
 
     def even_split(self, start: int, fails_at: int | None) -> int:
-        """The group end at which pass and fail are most nearly equally likely; past ``start``,
-        before ``fails_at``.
-        """
+        """The group end at which pass and fail are most nearly equally likely."""
         low, high = start + 1, self.hypotheses.size if fails_at is None else fails_at - 1
-        while (
-            low < high
-        ):  # the probability falls with the end: find the last end at which it is at least one half
+        # The probability falls with the end: find the last at which it is at least one half.
+        while low < high:
             middle = (low + high + 1) // 2
             if self.pass_probability(start, middle, fails_at) >= 0.5:
                 low = middle

@@ -18,9 +18,7 @@ from bisect_trt.search.oracle import Oracle, PinSearch, Probe, ProbeFunction
 
 @dataclass(frozen=True)
 class Position:
-    """``position``: layers before it are decided. ``fails_at``: unpinning up to there is known to
-    fail, or None.
-    """
+    """Layers before ``position`` are decided; unpinning up to ``fails_at`` is known to fail."""
 
     belief: Belief
     position: int = 0
@@ -42,9 +40,7 @@ class Position:
         return self.belief.pass_probability(self.position, end, self.fails_at)
 
     def after(self, end: int, passed: bool) -> Position:
-        """The state after the probe that unpinned up to ``end``; an implied culprit is taken at
-        once.
-        """
+        """The state after the probe that unpinned up to ``end``; an implied culprit is taken."""
         if passed:
             moved = Position(
                 self.belief.innocent(self.position, end), end, self.fails_at, self.culprits
@@ -58,8 +54,9 @@ class Position:
 
 
 class Pool:
-    """The bisection of the layers of ``order``, with ``pinned`` pinned throughout; ``unpinned`` is
-    the probe that gave all of them up.
+    """The bisection of the layers of ``order``, with ``pinned`` pinned throughout.
+
+    ``unpinned`` is the probe that gave all of them up.
     """
 
     def __init__(
@@ -115,8 +112,7 @@ def find_pins(
     workers: int = 1,
     max_probes: int | None = None,
 ) -> PinSearch:
-    """Find a set of ``layers`` (ids in network order) that passes pinned and of which no single one
-    can be left out.
+    """Find a set of ``layers`` that passes pinned and of which no single one can be left out.
 
     Deterministic for given verdicts. For an oracle that is not monotone the certificate still holds
     for the sets it was probed with; the caller verifies the final set directly.
@@ -196,9 +192,7 @@ class _Search:
         self._leave_out()
 
     def _leave_out(self) -> None:
-        """What the pools proved they proved beside other layers than are left: leave out of the
-        smallest set what can be.
-        """
+        """Leave out of the smallest set what can be: the pools proved beside other layers."""
         ordered = [name for name in self._order if name in self._best]
         workers = self._oracle.workers
 
@@ -233,9 +227,7 @@ class _Search:
             self._certificate.update(pool.certificate)
 
     def _likely_next(self, pools: Sequence[Pool]) -> list[frozenset[str]]:
-        """Each pool's next probe, then the probes that would follow, the likeliest first: work for
-        idle workers.
-        """
+        """Each pool's next probe, then those that would follow, the likeliest first."""
         wanted: dict[frozenset[str], None] = {}
         queue: list[tuple[float, int, Pool, Position]] = []
         for number, pool in enumerate(pools):
@@ -264,10 +256,11 @@ class _Search:
         )
 
 
-_FEW, _MANY = 0.15, 1.0 / 3.0
-"""Of the layers: a transformer whose LayerNorms are to blame has up to 0.15 of them pinned."""
+FEW_SHARE = 0.15
+"""Of the layers: a transformer whose LayerNorms are to blame has up to that many pinned."""
 
-_SPREAD = 8
+DIFFUSE_SHARE = 1.0 / 3.0
+DIFFUSE_PINS = 8
 """Fewer pins are named one by one, however small the model."""
 
 
@@ -279,17 +272,16 @@ class Regime(StrEnum):
 
 
 def regime_of(pins: int, layers: int) -> Regime | None:
-    """The regime by the share of ``layers`` that is pinned: what a set needs is what it shows. None
-    where it is neither few nor many.
-    """
-    if pins <= _FEW * layers:
+    """The regime by the share of ``layers`` that is pinned; None where it is neither."""
+    if pins <= FEW_SHARE * layers:
         return Regime.FEW_CULPRITS
-    return Regime.DIFFUSE if pins >= max(_SPREAD, _MANY * layers) else None
+    return Regime.DIFFUSE if pins >= max(DIFFUSE_PINS, DIFFUSE_SHARE * layers) else None
 
 
 def ranking_auc(suspicion: Mapping[str, float], pinned: Sequence[str]) -> float:
-    """How well ``suspicion`` ranked the pins above the rest: 1 is perfect, 0.5 a coin's (Mann and
-    Whitney); NaN where there is no rest.
+    """How well ``suspicion`` ranked the pins above the rest (Mann and Whitney): 1 is perfect.
+
+    A coin's is 0.5; NaN where there is no rest.
     """
     chosen = set(pinned) & set(suspicion)
     names = list(suspicion)
@@ -314,9 +306,8 @@ def information_bound(layers: int, pins: int) -> float:
 
 
 def count_violations(tried: Sequence[tuple[frozenset[str], bool]]) -> int:
-    """How many failing sets hold a passing one: none where more pins never hurt. Sets as bits, so
-    that hundreds are quick.
-    """
+    """How many failing sets hold a passing one: none where more pins never hurt."""
+    # Sets as bits, so that hundreds are quick.
     names: dict[str, int] = {}
     bits = [
         (sum(1 << names.setdefault(n, len(names)) for n in pins), passed) for pins, passed in tried

@@ -1,5 +1,4 @@
-"""Growing a small set of pins where many layers share the blame: greedy, on predicted error
-vectors, checked by probes.
+"""Grows a small set of pins where many layers share the blame, on predicted error vectors.
 
 To first order the error of a plan is the sum of the effects of its reduced layers, each measured
 alone. So the error vector of a real probe, minus a layer's effect, predicts what pinning that layer
@@ -24,9 +23,7 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Trial:
-    """A probed set: whether it passes, by what score (at most 1 passes), and its signed errors in
-    tolerances.
-    """
+    """A probed set: whether it passes, its score, and its signed errors in tolerances."""
 
     pinned: frozenset[str]
     passed: bool
@@ -45,9 +42,7 @@ def grow(
     *,
     max_trials: int,
 ) -> Trial:
-    """The first passing set reached from ``start``, or the best-scoring one when ``max_trials`` are
-    spent.
-    """
+    """The first passing set from ``start``, or the best one when ``max_trials`` are spent."""
     names = [n for n in sensitivities if np.isfinite(sensitivities[n]).all()]
     place = {name: number for number, name in enumerate(sensitivities)}
     matrix = np.asarray([sensitivities[n] for n in names], np.float32)
@@ -85,9 +80,7 @@ def _extend(
     rest: NDArray[np.int64],
     order: float,
 ) -> frozenset[str]:
-    """The layer ``first`` and the ``extra`` further ones that the same prediction would take
-    next.
-    """
+    """The layer ``first`` and ``extra`` ones that the same prediction would take next."""
     chosen, predicted = [first], vector - matrix[first]
     left = rest[rest != first]
     for _ in range(min(extra, left.size)):
@@ -99,9 +92,7 @@ def _extend(
 
 
 def _norms(vectors: Vector, order: float) -> NDArray[np.float64]:
-    """The norm of each row; scaled by the row's peak, since eighth powers of large errors
-    overflow.
-    """
+    """The norm of each row, scaled by its peak: eighth powers of large errors overflow."""
     size = np.abs(vectors)
     peak = np.maximum(size.max(axis=1, keepdims=True), 1e-30)
     norms: NDArray[np.float64] = peak[:, 0] * ((size / peak) ** order).sum(axis=1) ** (1.0 / order)

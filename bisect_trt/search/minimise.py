@@ -12,9 +12,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class OneMinimal(Generic[Answer]):
-    """``proof`` maps each of ``pinned`` to the answer for the set without it, which does not pass;
-    ``removed`` counts the pins that went.
-    """
+    """``proof`` maps each of ``pinned`` to the answer without it; ``removed`` counts those gone."""
 
     pinned: frozenset[str]
     proof: dict[str, Answer]
@@ -47,11 +45,7 @@ def one_minimal(
 
 
 SCALED_MARGIN = 0.9
-"""A scaled search aims a tenth below what the observed ratio asks for: the ratio moves a little
-from plan to plan."""
-
-_STEP = 0.7
-"""A limit that did not do is reduced at least to this part of its room."""
+"""The part of what an observed ratio allows that is used: it moves a little from plan to plan."""
 
 
 def tightened(
@@ -60,18 +54,22 @@ def tightened(
     emulated_score: float,
     floors: tuple[float, float] = (0.0, 0.0),
 ) -> float:
-    """The limit to search within next, where a set found within ``limit`` misses on the engine."""
+    """The limit to search within next, where a set found within ``limit`` misses on the engine.
+
+    At most 0.7 of its headroom is left of it.
+    """
     room = max(limit - floors[0], 0.0)
     if not math.isfinite(engine_score):
         return floors[0] + room / 2.0
-    return min(floors[0] + _STEP * room, matching_limit(engine_score, emulated_score, floors))
+    return min(floors[0] + 0.7 * room, matching_limit(engine_score, emulated_score, floors))
 
 
 def matching_limit(
     engine_score: float, emulated_score: float, floors: tuple[float, float] = (0.0, 0.0)
 ) -> float:
-    """What the emulator scores where the engine just meets the tolerance, by the ratio seen above
-    the floors; with a margin.
+    """What the emulator scores where the engine just meets the tolerance, with a margin.
+
+    By the ratio of what they score above their floors.
     """
     emulated_floor, engine_floor = floors
     allowed = max(1.0 - engine_floor, 1e-9)  # a limit of nothing could not be kept by anybody
@@ -82,12 +80,10 @@ def matching_limit(
 
 @dataclass(frozen=True)
 class Headroom:
-    """What pins decide of a score: between ``floor``, that of all pins, and ``limit``, the share of
-    the tolerance that may be used. ``margin`` is the part of it that sets are held to.
+    """What pins decide of a score: between ``floor``, that of all pins, and the ``limit``.
 
-    A margin is a part of that room, and not of the limit: a metric of the user's own may score 0.95
-    where nothing is wrong (an IoU of 1 where 0.95 is asked for), or 1 (the same text or not), and
-    to keep below that all layers were pinned.
+    ``margin`` is the part of it that sets are held to. It is no part of the limit itself: a metric
+    of the user's own may score 0.95 where nothing is wrong (an IoU of 1 where 0.95 is asked for).
     """
 
     limit: float

@@ -25,8 +25,8 @@ class PinSearch:
 
     ``pinned`` is the best set seen to pass (all layers if none smaller did); ``feasible`` is false
     when pinning everything does not pass; ``certificate`` maps each pin to the probe that failed
-    without it; ``complete`` is false when a budget ended the search, in which case ``pinned``
-    passes but may hold pins without a certificate. ``rounds`` counts the rounds of parallel probes.
+    without it, all of them unless a budget ended the search (``complete`` is false then).
+    ``rounds`` counts the rounds of parallel probes.
     """
 
     pinned: frozenset[str]
@@ -41,9 +41,7 @@ ProbeFunction = Callable[[frozenset[str]], Verdict]
 
 
 class Oracle:
-    """Owns the probe callable: remembers verdicts, counts distinct probes, keeps the budget and the
-    order.
-    """
+    """Owns the probe callable: remembers verdicts, and keeps the budget and the order."""
 
     def __init__(
         self, probe: ProbeFunction, workers: int = 1, max_probes: int | None = None

@@ -7,12 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-_PARTS = 1000
+_EXACT_LAYERS = 1000
 """A set of fewer than twice as many layers is found exactly."""
-
-_MOST_GROWN = 2.0
-"""A set that was refused grows to so many times its size at most: what the layers do alone tells
-what they leave together only about."""
 
 
 def shortest_prefix(
@@ -33,7 +29,7 @@ def shortest_prefix(
         while high - step > low and passes(high - step):
             high, step = high - step, 2 * step
         low = max(low, high - step)
-    while high - low > max(1, high // _PARTS):
+    while high - low > max(1, high // _EXACT_LAYERS):
         middle = (low + high) // 2
         if passes(middle):
             high = middle
@@ -43,16 +39,19 @@ def shortest_prefix(
 
 
 def longer(strength: Sequence[float], length: int, share: float, more: int = 1) -> int:
-    """How many of the ranking to go on with after the first ``length`` were refused: as
-    :func:`grown` says, within limits.
+    """How many of the ranking to go on with after the first ``length`` were refused.
+
+    As :func:`grown` says, but twice as many at most: what layers leave together is a guess.
     """
-    enough = min(grown(strength, length, share), int(_MOST_GROWN * length))
+    enough = min(grown(strength, length, share), 2 * length)
     return min(len(strength), max(math.ceil(1.1 * length), length + more, enough))
 
 
 def grown(strength: Sequence[float], length: int, share: float) -> int:
-    """How many of the ranking leave ``share`` of what its first ``length`` leave, if what the rest
-    do adds up as what is independent does: by squares. ``length`` where that cannot be told.
+    """How many of the ranking leave ``share`` of what its first ``length`` leave.
+
+    What the rest do is taken to add up by squares, as if independent; ``length`` where that cannot
+    be told.
     """
     left = np.cumsum(np.asarray(strength, np.float64)[::-1])[::-1]
     if length >= left.size or not math.isfinite(left[length]) or not share > 0.0:

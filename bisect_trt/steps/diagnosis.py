@@ -34,23 +34,23 @@ from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.sensitivity import Sensitivity, suspicion_of
 from bisect_trt.steps.validation_inputs import each_must_hold, set_size
 
-_SHOWN, _MOST_EVALUATED = 4, 16
+_SHOWN = 4
+_MAX_EVALUATED = 16
 
-_SMALL = 50.0
-"""Smallest steps: values no larger are known to one in a hundred at best."""
+_TINY_STEPS = 50.0
+"""Smallest subnormals: values no larger are known to one in a hundred at best."""
 
-_NUMBERS = 2
-"""Constants that a sentence names."""
-
-_TELLING = 8
+_SPREAD_LAYERS = 8
 """Of fewer layers that were measured alone it is not said that the error is spread over many."""
 
 
 @dataclass(frozen=True)
 class Suspects:
-    """What the model says of its layers: ``heavy`` maps those with a constant beyond the range, and
-    ``lost`` those with one that the precision hardly holds, to words with the number; ``movers``
-    maps a layer to those that read what it gives and only move it.
+    """What the model says of its layers.
+
+    ``heavy`` maps those with a constant beyond the range, and ``lost`` those with one that the
+    precision hardly holds, to words with the number; ``movers`` maps a layer to those that read
+    what it gives and only move it.
     """
 
     heavy: Mapping[str, str] = field(default_factory=dict)
@@ -72,13 +72,11 @@ def diagnose_reduced(
     alone: Callable[[str], Evaluation] | None = None,
     together: bool = False,
 ) -> Diagnosis:
-    """Overflow, underflow, rounding in a few layers, or accumulation over many: told apart by
-    measured effects.
+    """Overflow, underflow, rounding in a few layers, or accumulation over many, as measured.
 
-    Overflow and underflow are causes if the layers that leave the range, at its upper or its lower
-    end, account for at least half of the error that the other's leave; rounding, if some layer
-    misses the requirement alone; else no single layer does, and the error accumulates. It is
-    unknown where too few layers were measured to tell, or not on what is missed.
+    Overflow and underflow are causes if the layers that leave that end of the range account for
+    half of the error that the other's leave; rounding, if some layer misses the requirement alone;
+    else the error accumulates. Unknown where too few layers were measured to tell.
     """
     name = precision.value.upper()
     ends = _Ends(table, suspects, precision)
@@ -98,7 +96,7 @@ def diagnose_reduced(
     if not guilty_first and not scores:
         strength = sensitivity.strength
         guilty_first = sorted((n for n in in_order if n in strength), key=lambda n: -strength[n])
-    asked = guilty_first[:_MOST_EVALUATED] if alone is not None else []
+    asked = guilty_first[:_MAX_EVALUATED] if alone is not None else []
     guilty = _guilty(
         {n: scores[n] for n in guilty_first} if alone is None else _evaluated(asked, alone)
     )
@@ -112,30 +110,23 @@ def diagnose_reduced(
 def _rounding(ends: _Ends, guilty: Mapping[str, float], on: str) -> Diagnosis:
     """Layers that miss the requirement alone; what leaves the range among them is no rounding."""
     first = next(iter(guilty))
-    found = []
-    for cause, those in ((Cause.OVERFLOW, ends.over), (Cause.UNDERFLOW, ends.under)):
-        if first in those:
-            found.append(ends.cause(cause, [n for n in guilty if n in those]))
-    if found:
-        return Diagnosis.of(found)
-    name = ends.precision.value.upper()
-    missed = times(max(guilty.values()))
-    return Diagnosis.of(
-        [
-            CauseFound(
-                Cause.ROUNDING,
-                tuple(guilty),
-                f"{name} rounding in {_named(list(guilty))} alone misses the requirement "
-                f"({missed}{on}).",
-            )
-        ]
-    )
+    beyond = ((Cause.OVERFLOW, ends.over), (Cause.UNDERFLOW, ends.under))
+    found = [
+        ends.cause(cause, [n for n in guilty if n in those])
+        for cause, those in beyond
+        if first in those
+    ]
+    if not found:
+        sentence = (
+            f"{ends.precision.value.upper()} rounding in {_named(list(guilty))} alone misses the "
+            f"requirement ({times(max(guilty.values()))}{on})."
+        )
+        found = [CauseFound(Cause.ROUNDING, tuple(guilty), sentence)]
+    return Diagnosis.of(found)
 
 
 class _Ends:
-    """Layers whose values leave the range of ``precision``: ``over`` its upper end, ``under`` its
-    lower one.
-    """
+    """Layers whose values leave the range of ``precision``, ``over`` or ``under`` it."""
 
     def __init__(self, table: pd.DataFrame, suspects: Suspects, precision: Precision) -> None:
         self.precision = precision
@@ -167,7 +158,7 @@ class _Ends:
         if self.precision not in SMALLEST_SUBNORMAL:
             return frozenset()
         size = self._size()
-        few_bits = (size > 0.0) & (size <= _SMALL * SMALLEST_SUBNORMAL[self.precision])
+        few_bits = (size > 0.0) & (size <= _TINY_STEPS * SMALLEST_SUBNORMAL[self.precision])
         return frozenset(str(n) for n in self._rows.index[few_bits])
 
     def _size(self) -> pd.Series[float]:
@@ -198,7 +189,7 @@ class _Ends:
         held = [self._suspects.lost[n] for n in layers if n in self._suspects.lost]
         tiny = [n for n in layers if n in self._tiny()]
         if held:
-            why = "; ".join(held[:_NUMBERS])
+            why = "; ".join(held[:2])
         elif tiny:
             why = f"values of {tiny[0]} are {size[tiny[0]]:.3g} at most and lose their bits"
         else:
@@ -212,9 +203,10 @@ def _beyond_an_end(
     guilty: frozenset[str],
     misses_within: Callable[[], bool],
 ) -> list[CauseFound]:
-    """Overflow and underflow, where what leaves that end of the range makes half of the error or
-    more of what is left without the other; the larger first. Layers that are ``guilty`` of a miss
-    alone are named first, and where there are such, they alone are named of underflow.
+    """Overflow and underflow, where they make half of the error left without the other.
+
+    The larger comes first. Layers that are ``guilty`` of a miss alone are named first, and where
+    there are such, they alone are named of underflow.
     """
     if not ends.over and not ends.under:
         return []
@@ -245,8 +237,9 @@ def _accounts_for(left: float, neither: float) -> bool:
 
 
 def _breaks_first(table: pd.DataFrame) -> str | None:
-    """The first layer that gives values which are not finite with everything reduced, where it does
-    not alone: small errors may meet in it, as zeros in a quotient.
+    """The first layer whose values are not finite with everything reduced, but are alone.
+
+    Small errors may meet in it, as zeros in a quotient.
     """
     if "finite" not in table:
         return None
@@ -265,15 +258,15 @@ def _spread(
     evaluated: int,
     where: str,
 ) -> Diagnosis:
-    """What is said where no layer is seen to miss the requirement alone: of those of ``every`` that
-    were measured, or of the first ``evaluated`` on all given inputs, where these were asked and not
-    all suspects.
+    """What is said where no layer of ``every`` that was measured misses the requirement alone.
+
+    Or none of the first ``evaluated`` on all given inputs, where not all suspects were asked.
     """
     seen = "" if base.verdict.passed else f" ({times(base.score, base.verdict)}{where})"
     begins = _breaks_first(table) if math.isinf(base.score) else None
     more = f" What is not finite begins in {begins!r}." if begins is not None else ""
     count = len(sensitivity.sensitivities)
-    if count < min(every, _TELLING):
+    if count < min(every, _SPREAD_LAYERS):
         return Diagnosis(
             Cause.UNKNOWN,
             f"The {name} error{seen} is that of a few layers or of many: there was time to measure "
@@ -318,9 +311,8 @@ class Triage:
 
     ``base`` is the plan without pins, with the precision that a pin really runs in; ``pinned`` the
     emulated evaluation of all pins; ``limit`` the share of the tolerance to search within at first;
-    ``ranking`` are all layers, most harmful first; ``unseen`` what a validated search begins
-    with, None where the given inputs are all; ``layers`` their table, with what was seen to break
-    on other inputs.
+    ``ranking`` are all layers, most harmful first; ``unseen`` is None where the given inputs are
+    all; ``layers`` is their table, with what breaks on other inputs.
     """
 
     diagnosis: Diagnosis
@@ -361,9 +353,7 @@ def _but_held(problem: Problem) -> str:
 
 
 def _of_held(problem: Problem, decided: Evaluation, emulated: Baselines) -> Cause:
-    """What layers that ``--keep-reduced`` holds do, where all others are pinned and FP32 itself
-    passes.
-    """
+    """What layers that ``--keep-reduced`` holds do, where FP32 itself passes."""
     layers = emulated.layers
     finite = layers.loc[layers["layer"].isin(problem.kept_reduced), "introduced_finite"].astype(
         bool
@@ -445,9 +435,7 @@ def _suspects(problem: Problem, heavy: frozenset[str]) -> Suspects:
 def _without_engine(
     problem: Problem, diagnosis: Diagnosis, base: Evaluation, emulated: Evaluation
 ) -> Diagnosis:
-    """``diagnosis`` of an engine with everything reduced that could not be had, for a reason that
-    names no layer: numbers say nothing of that.
-    """
+    """``diagnosis`` where the reduced engine could not be built or run, for no layer's sake."""
     name = problem.settings.precision.value.upper()
     told = f"The {name} engine could not be built or run ({base.verdict}: {base.note})"
     if emulated.score > 1.0:
@@ -466,9 +454,8 @@ def _ranking(
     overflow = layers.loc[~layers["introduced_finite"].astype(bool), "layer"]
     strength = sensitivity.strength
     # Every set needs what breaks alone, be it on other elements, or in another output, than those
-    # that are disturbed most; but for what only inputs show that need not hold. (What misses alone
-    # by rounding may still hold among others: ranked so, a text model had 403 pins and not 393.)
-    # What overflows and is finite again at the outputs misses there too, whatever is reduced.
+    # that are disturbed most; but for what only inputs show that need not hold. What overflows and
+    # is finite again at the outputs misses there too. What misses by rounding may hold in a set.
     needed = sensitivity.breaks | sensitivity.must_pin.intersection(overflow)
     breaks = needed if each_must_hold(problem) else frozenset()
     # What was too many to measure stands behind what was, by the error it introduces.
@@ -483,8 +470,9 @@ def _ranking(
 def _alone_on_all(
     problem: Problem, context: Context, emulated: Baselines, base: PrecisionPlan, limit: float
 ) -> Callable[[str], Evaluation] | None:
-    """What a layer does alone on the given inputs together; None where each of them must meet the
-    requirement itself, and where together they do, so that what is missed is on copies.
+    """What a layer does alone on the given inputs together.
+
+    None where each of them must meet the requirement itself, or all do, and copies do not.
     """
     of_each = each_must_hold(problem) and not problem.requirements.tells_of_all
     if of_each or emulated.reduced.verdict.passed:
@@ -503,9 +491,7 @@ def _given_that_pass(problem: Problem, context: Context) -> str:
 
 
 def _others(unseen: UnseenInputs, size: int) -> str:
-    """What speaks against everything reduced, which the given inputs pass; ``size`` of them are
-    judged together.
-    """
+    """What speaks against everything reduced, which the given inputs pass."""
     against = unseen.refused
     if against is None or not unseen.reduced.verdict.passed:
         return "others like them do not"
@@ -515,12 +501,8 @@ def _others(unseen: UnseenInputs, size: int) -> str:
 
 
 def _first_limit(reduced: Evaluation, pinned: Evaluation, engine: EngineBaselines | None) -> float:
-    """The share of the tolerance to search within at first: 1, unless engine and emulator already
-    disagree on the baselines.
-    """
-    if engine is None:
-        return 1.0
-    if engine.base.verdict.passed:  # by luck, else nothing would be searched
+    """The share of the tolerance to search within: 1, unless engine and emulator disagree."""
+    if engine is None or engine.base.verdict.passed:  # by luck, else nothing would be searched
         return 1.0
     if reduced.verdict.passed and math.isfinite(engine.base.score):
         # The engine misses what the emulator meets.

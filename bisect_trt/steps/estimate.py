@@ -97,8 +97,8 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     given, evaluations = len(problem.samples), len(baseline_plans(problem)) + expected_sets(problem)
     copies = _COPIES_A_KIND * (movable(problem, emulated=True) + wants_augmented(problem))
     searched = given if settings.fitted else given + copies / 4
-    # An evaluation that fails ends early. A copy takes a reference and one by each emulator, a layer
-    # alone on average half of a network.
+    # An evaluation that fails ends early. A copy takes a reference and one by each emulator, a
+    # layer alone on average half of a network.
     inferences = 0.3 * evaluations * searched + 3 * copies + 0.5 * len(problem.names)
     allowed = math.inf if settings.budget is None else 60.0 * settings.budget
     return Estimate(

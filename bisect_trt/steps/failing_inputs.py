@@ -25,17 +25,17 @@ from bisect_trt.steps.search_set import (
     search_samples,
     told_by_pins,
 )
-from bisect_trt.steps.sensitivity import Sensitivity, measure_sensitivity, time_allowed
+from bisect_trt.steps.sensitivity import Sensitivity, affordable, measure_sensitivity
 from bisect_trt.steps.validation import put_to_test
 from bisect_trt.steps.validation_inputs import next_test, set_size, spared
 
 
 @dataclass(frozen=True)
 class UnseenInputs:
-    """What a validated search begins with: its ``samples``, what everything reduced shows on them
-    (``reduced``), and what else ``refused`` it.
+    """What a validated search begins with: its ``samples``, and everything reduced on them.
 
-    ``validation`` is there if everything reduced is validated as it is.
+    ``refused`` is what else spoke against everything reduced; ``validation`` is there if it is
+    validated as it is.
     """
 
     samples: SearchSamples
@@ -45,31 +45,30 @@ class UnseenInputs:
 
 
 _GLANCE = 4
-"""Copies of each kind that everything reduced passes before it is tested; the rest of the search
-set is for the search, which there may be none of."""
+"""Copies of each kind that everything reduced passes before it is validated: the rest of the search
+set is for a search, and there may be none."""
 
 
 def look_beyond(problem: Problem, context: Context, emulated: Baselines) -> UnseenInputs:
-    """Run everything reduced on some of the search set; where it passes those, on new copies; where
-    these refuse it, on the rest of the search set.
+    """Run everything reduced on some of the search set, and validate it where it passes there.
+
+    Where it does not, or new copies refuse it, it is run on the rest of the search set.
     """
     context.observer.step("unseen inputs")
+    against = validation = None
     # An engine has a word of its own: its emulators need not be asked for the last one.
     decides = context.engine is None and emulated.reduced.verdict.passed
     if decides:
         few = search_samples(problem, context, _GLANCE)
         found = _on(problem, context, few)
         if found.verdict.passed:
-            against, validation = _tested(problem, context)
+            against, validation = _validated(problem, context)
             if validation is not None:
                 return UnseenInputs(few, found, None, validation)
-            samples = search_samples(problem, context)
-            return UnseenInputs(samples, _on(problem, context, samples), against, None)
     samples = search_samples(problem, context)
     reduced = _on(problem, context, samples)
-    if not decides or not reduced.verdict.passed:
-        return UnseenInputs(samples, reduced, None, None)
-    against, validation = _tested(problem, context)
+    if decides and against is None and reduced.verdict.passed:  # what some missed is spared
+        against, validation = _validated(problem, context)
     return UnseenInputs(samples, reduced, against, validation)
 
 
@@ -87,8 +86,8 @@ def _on(problem: Problem, context: Context, samples: SearchSamples) -> Evaluatio
     return reduced
 
 
-def _tested(problem: Problem, context: Context) -> tuple[Refusal | None, Validation | None]:
-    """What on new copies refuses everything reduced, or on what it holds."""
+def _validated(problem: Problem, context: Context) -> tuple[Refusal | None, Validation | None]:
+    """What on new copies refuses everything reduced, or else what it holds on."""
     judges, test = [context.evaluator, context.second], next_test(problem, context)
     against, validation = put_to_test(problem, context, judges, problem.base, test, 1.0)
     if against is not None:
@@ -114,9 +113,9 @@ def with_pins_there(
     pins: frozenset[str],
     unseen: UnseenInputs | None,
 ) -> tuple[float, float]:
-    """The scores, in tolerances, of everything reduced and of everything but ``pins``, of the same
-    inputs: those that everything reduced does worst on (:func:`worst_seen`). What copies score says
-    nothing beside what the given inputs do.
+    """The scores of everything reduced, and of everything but ``pins``, on the same inputs.
+
+    These are what everything reduced does worst on (:func:`worst_seen`).
     """
     given, pinned = context.evaluator.evaluate(problem.base), base.with_pins(pins)
     worst = worst_seen(given, unseen)
@@ -140,19 +139,16 @@ def with_pins_there(
     return score, context.evaluator.judge(pinned, asked, size=size).score()
 
 
-_MOST_TRIED = 16
-_SAID = "emulated on the given inputs"
+_MAX_TRIED = 16
 _SHOWN = 4
 
 
 def note_held(problem: Problem, context: Context, answer: PrecisionPlan) -> None:
     """Say which layers of ``--keep-fp32`` the answer does without.
 
-    Likewise, how much better it would be with those of ``--keep-reduced`` in FP32.
-
-    The first emulator tells, on the given inputs: an evaluation a held pin (sixteen at most) and
-    one for the rest. Where it does not pass the answer itself, as it need not where an engine
-    decides, it has nothing to say.
+    Likewise, how much better it would be with those of ``--keep-reduced`` in FP32. The first
+    emulator tells, on the given inputs; where it does not pass the answer itself, as it need not
+    where an engine decides, it has nothing to say.
     """
     asked_for = problem.held_pins - problem.unsupported - problem.source_fp32
     if not asked_for and not problem.kept_reduced:
@@ -163,38 +159,31 @@ def note_held(problem: Problem, context: Context, answer: PrecisionPlan) -> None
         return
     held = [x.name for x in problem.layers if x.name in asked_for]
     if held:
-        tried = held[:_MOST_TRIED]
+        tried = held[:_MAX_TRIED]
         plans = [base.with_pins(answer.pinned - {name}) for name in tried]
         results = context.evaluator.evaluate_many(plans)
         needless = [n for n, r in zip(tried, results, strict=True) if r.verdict.passed]
         said = "none could be left out"
         if needless:
             said = f"the set passes without {some_of(needless, _SHOWN)}, each alone"
-        asked = "" if len(tried) == len(held) else f" ({_MOST_TRIED} of them were tried)"
-        context.note(
-            Finding(
-                "held",
-                held[0],
-                f"--keep-fp32 holds {counted(len(held), 'layer')}{asked}; {_SAID} {said}",
-            )
+        asked = "" if len(tried) == len(held) else f" ({_MAX_TRIED} of them were tried)"
+        message = (
+            f"--keep-fp32 holds {counted(len(held), 'layer')}{asked}; emulated on the given inputs "
+            f"{said}"
         )
+        context.note(Finding("held", held[0], message))
     if problem.kept_reduced:
         full = context.evaluator.evaluate(base.with_pins(answer.pinned | problem.kept_reduced))
-        context.note(
-            Finding(
-                "held",
-                min(problem.kept_reduced),
-                f"--keep-reduced holds {counted(len(problem.kept_reduced), 'layer')}; {_SAID} the "
-                "set uses "
-                f"{times(shown.score)}, with them pinned too {times(full.score)}",
-            )
+        message = (
+            f"--keep-reduced holds {counted(len(problem.kept_reduced), 'layer')}; emulated on the "
+            f"given inputs the set uses {times(shown.score)}, with them pinned too "
+            f"{times(full.score)}"
         )
+        context.note(Finding("held", min(problem.kept_reduced), message))
 
 
 def blame_reduced(problem: Problem, every: Evaluation) -> str:
-    """What to add where even all other pins miss the requirement; empty where nothing is held, or
-    where ``every`` layer pinned misses it too.
-    """
+    """What to add where all other pins miss the requirement, and ``every`` layer meets it."""
     if not problem.kept_reduced or not every.verdict.passed:
         return ""
     return (
@@ -202,19 +191,13 @@ def blame_reduced(problem: Problem, every: Evaluation) -> str:
     )
 
 
-_MOST_RANKED, _FEWEST_RANKED, _RANKED_ROWS = 8, 2, 800
+_RANKED_ROWS = 800
+_MAX_RANKED_SAMPLES = 8
+_MIN_RANKED_SAMPLES = 2
 """Layers are ranked over as many samples as make so many rows: by count and not by the clock, so
-that the same command gives the same answer. Four or eight samples rank the text models' layers no
-better than two (benchmarks/results/search.md)."""
+that the same command gives the same answer."""
 
-_ROW = 0.5
-"""A row takes about half an inference: it starts at its layer, and some are made side by side."""
-
-_NEAREST, _NEAR, _MOST_ASKED = 2, 0.5, 64
-"""So many layers are asked about on all given inputs, from this share of the tolerance on, where
-the inputs are no more than that: it decides what the cause is called, and no pin."""
-
-_SHARE_OF_TIME = 0.4
+_SENSITIVITY_SHARE = 0.4
 """Of what a run's budget leaves for the search."""
 
 
@@ -226,60 +209,51 @@ def measure_each_alone(
     suspicion: Mapping[str, float],
     heavy: frozenset[str],
 ) -> Sensitivity:
-    """What each layer does alone, of those for which there is time: the most suspicious first.
+    """What each layer does alone, of as many as there is time for: the most suspicious first.
 
     Beyond the given inputs what overflows by itself, or by a constant as the ``heavy`` ones do, is
     pinned meanwhile, for the others' effects to be seen.
     """
     samples = ranked_on(problem, context, unseen)
-    seconds = emulated.evaluation_seconds(len(problem.samples))
-    # By the clock a busy machine's rows would not fit: of 279 layers 95 were measured where there
-    # is time for all of them, and all were pinned where 6 are enough.
-    usual = min(seconds, context.pace.usual_seconds)
-    budget_s = time_allowed(len(problem.names) * len(samples) * usual * _ROW)
-    budget_s = min(budget_s, max(0.0, _SHARE_OF_TIME * context.time.left_s))
+    seconds = len(samples) * context.pace.usual_seconds
+    count = affordable(len(problem.names), seconds, _SENSITIVITY_SHARE * context.time.left_s)
     reduced = problem.base
     if unseen is not None:
         finite = emulated.layers["introduced_finite"].astype(bool)
         overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
         reduced = reduced.with_pins(overflowing.intersection(problem.names))
-    return measure_sensitivity(problem, context, suspicion, samples, reduced, budget_s, seconds)
+    return measure_sensitivity(problem, context, suspicion, samples, reduced, count)
 
 
 def nearest_on_all(
     problem: Problem, context: Context, base: PrecisionPlan, sensitivity: Sensitivity
 ) -> Sensitivity:
-    """``sensitivity`` with the scores on all given inputs of the layers that come nearest to
-    missing the requirement alone on those that were measured, where none was seen to: the one on
-    which a layer does may not be among so few.
+    """``sensitivity`` with the scores on all given inputs of the two layers nearest to missing.
+
+    The input on which one misses alone may not be among those that were measured. It decides what
+    the cause is called, and no pin.
     """
-    if sensitivity.must_pin or len(problem.samples) > _MOST_ASKED:
+    if sensitivity.must_pin or len(problem.samples) > 64:
         return sensitivity
     scores = dict(sensitivity.scores)
     # Equal scores stay in the network's order: names must not decide.
-    near = sorted(
-        (n for n in problem.names if scores.get(n, 0.0) >= _NEAR), key=lambda n: -scores[n]
-    )
+    near = [name for name in problem.names if scores.get(name, 0.0) >= 0.5]
+    near.sort(key=lambda name: -scores[name])
     names = problem.kept_reduced.union(problem.names)
-    for name in near[:_NEAREST]:
+    for name in near[:2]:
         found = context.evaluator.evaluate(base.with_pins(names - {name}))
         scores[name] = max(scores[name], found.score)
     return replace(sensitivity, scores=scores)
 
 
 def layers_seen(
-    problem: Problem,
-    context: Context,
-    emulated: Baselines,
-    sensitivity: Sensitivity,
+    problem: Problem, context: Context, emulated: Baselines, sensitivity: Sensitivity
 ) -> pd.DataFrame:
-    """The table of the layers; of one that breaks alone on another input than those of the table it
-    says what it says of it there.
-    """
+    """The table of the layers, with what breaks alone on other inputs than those of the table."""
     layers = emulated.layers
     finite = set(layers.loc[layers["introduced_finite"].astype(bool), "layer"])
     broken = sensitivity.breaks & finite
-    samples = [s for s in sensitivity.samples if _breaks(problem, context, s)]
+    samples = [s for s in sensitivity.samples if math.isinf(_score(problem, context, s, 0.0))]
     if not broken or not samples:
         return layers
     there = trace_layers(problem, context, evenly(samples, MOST_TRACED)).set_index("layer")
@@ -290,23 +264,24 @@ def layers_seen(
     return layers
 
 
-def _breaks(problem: Problem, context: Context, sample: Sample) -> bool:
-    """Whether everything reduced gives values there that are not finite."""
+def _score(problem: Problem, context: Context, sample: Sample, unknown: float) -> float:
+    """What everything reduced scores on ``sample``; ``unknown`` where nobody asked."""
     found = context.evaluator.known(problem.base, sample)
-    return found is not None and math.isinf(found.score)
+    return unknown if found is None else found.score
 
 
 def ranked_on(
     problem: Problem, context: Context, unseen: UnseenInputs | None
 ) -> tuple[Sample, ...]:
-    """The samples on which each layer alone is measured: the given ones that everything reduced
-    does worst on, for where it is hardly noticed no layer's effect is seen, and copies, spread over
-    their kinds, among them what refused everything reduced.
+    """The samples on which each layer alone is measured.
+
+    These are the given inputs that everything reduced does worst on, for where it is hardly noticed
+    no layer's effect is seen, and copies of each kind, among them what refused everything reduced.
     """
     if unseen is None:
         return problem.samples
     of_each = _worst_of_each(problem, context, problem.samples)
-    count = max(ranked_count(len(problem.layers)), min(_MOST_RANKED, 2 * len(of_each)))
+    count = max(ranked_count(len(problem.layers)), min(_MAX_RANKED_SAMPLES, 2 * len(of_each)))
     # From the end: augmented inputs disturb more than perturbed copies do.
     others = [*reversed(unseen.samples.augmented), *reversed(unseen.samples.perturbed)]
     most = max(1, count // 2) if others else count
@@ -315,21 +290,28 @@ def ranked_on(
     # What refused everything reduced shows what is wrong with it; the search set may not.
     refused = unseen.refused.samples if unseen.refused is not None else ()
     missed = evenly(refused, min(len(refused), -(-(count - len(first)) // 2)))
-    # What everything reduced does worst on may be seen on no other: positions beyond 256, say. Of
-    # infinities none is the worst.
-    worst = _worst(problem, context, others, 1) if not missed else []
-    known = [context.evaluator.known(problem.base, s) for s in worst]
-    worst = worst if all(k is not None and math.isfinite(k.score) for k in known) else []
-    left = [s for s in others if s not in worst]
-    copied = [*missed, *worst, *evenly(left, max(0, count - len(first) - len(missed) - len(worst)))]
+    if not missed:
+        # What everything reduced does worst on may be seen on no other: positions beyond 256, say.
+        # Of infinities none is the worst.
+        worst = _worst(problem, context, others, 1)
+        missed = [s for s in worst if math.isfinite(_score(problem, context, s, math.inf))]
+    left = [s for s in others if s not in missed]
+    copied = [*missed, *evenly(left, max(0, count - len(first) - len(missed)))]
     # Where FP32 misses, so does each layer alone.
     every = all_in_fp32(problem, problem.base) if set_size(problem) == 1 else None
     return (*first, *told_by_pins(problem, context, [context.evaluator], every, copied))
 
 
+def ranked_count(layers: int) -> int:
+    """On how many samples of a search set so many layers are measured, each alone."""
+    fitting = min(_MAX_RANKED_SAMPLES, _RANKED_ROWS // max(1, layers))
+    return max(_MIN_RANKED_SAMPLES, fitting)
+
+
 def _worst_of_each(problem: Problem, context: Context, samples: Sequence[Sample]) -> list[Sample]:
-    """Of each of several conditions that everything reduced misses, the sample that does so by
-    most, each once: one that changes a decision may be far from missing a tolerance.
+    """Of each of several conditions that everything reduced misses, the sample that does by most.
+
+    Each once: one that changes a decision may be far from missing a tolerance.
     """
     items = problem.requirements.items
     known = [(s, context.evaluator.known(problem.base, s)) for s in samples]
@@ -350,15 +332,9 @@ def _worst(
     """At most ``most`` of ``samples`` with the largest scores; of equal ones some, spread."""
     by_score: dict[float, list[Sample]] = {}
     for sample in samples:
-        found = context.evaluator.known(problem.base, sample)
-        score = math.inf if found is None or math.isnan(found.score) else found.score
-        by_score.setdefault(score, []).append(sample)
+        score = _score(problem, context, sample, math.inf)
+        by_score.setdefault(math.inf if math.isnan(score) else score, []).append(sample)
     chosen: list[Sample] = []
     for score in sorted(by_score, reverse=True):
         chosen += evenly(by_score[score], most - len(chosen))
     return chosen
-
-
-def ranked_count(layers: int) -> int:
-    """On how many samples of a search set so many layers are measured, each alone."""
-    return max(_FEWEST_RANKED, min(_MOST_RANKED, _RANKED_ROWS // max(1, layers)))

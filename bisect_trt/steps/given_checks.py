@@ -260,7 +260,7 @@ def baseline_findings(
 
 
 def why_not_finite(problem: Problem, context: Context) -> str:
-    """A sentence on FP32 that is not finite: an output beyond its type, or NaN that kernels hide."""
+    """A sentence on FP32 that is not finite: an output beyond its type, or NaN kernels hide."""
     for name, limit in problem.requirements.limits.items():
         largest = max(
             float(np.abs(context.references.of(s)[name]).max(initial=0.0)) for s in problem.samples

@@ -13,7 +13,6 @@ from bisect_trt.base.limits import in_words, room_bytes, thread_count
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.inputs.arrays import bytes_inside, headers_of
 from bisect_trt.inputs.files import find_files, is_loader
-from bisect_trt.inputs.perturbations import LARGE_ARRAY
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import InputSpec
 from bisect_trt.model.save import held_size, weights_size
@@ -22,16 +21,15 @@ from bisect_trt.settings import Settings
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_COUNTED_INPUTS = 4
-"""Inputs may differ in size; so many of them stand for all."""
-
 _VALUE_S = 1e-9
 _PRODUCT_S = 1e-11
 _NODE_S = 6e-6
 """Seconds on two cores for each value made, product added up and node run; within a factor of 2."""
 
+LARGE_INPUT_VALUES = 4 << 20
+
 _COPIED_VALUE_S = 4e-8
-"""Seconds for each value of an input beyond ``LARGE_ARRAY``: perturbed inputs copy and hash it."""
+"""Seconds for each value of an input beyond these: perturbed inputs copy and hash it."""
 
 PROCESS = 200_000_000
 """Bytes that this program and its libraries take by themselves."""
@@ -42,7 +40,6 @@ _NODE_BYTES = 75_000
 _STORES_BYTES = 256 << 20
 """Activations at cuts and copies of inputs that are kept; full after some tens of inferences."""
 
-_INFERENCES_STORED = 40
 _ACTIVATIONS_HELD = 4
 """Inferences at a time: two emulators' beside a reference, and what compares them."""
 
@@ -53,7 +50,8 @@ _INSIDE_HELD = 2
 
 def usual_seconds(graph: Graph, samples: Sequence[Sample]) -> float:
     """About what one emulated inference takes on two cores, the same on every machine."""
-    chosen = [sample.shapes for sample in evenly(samples, _COUNTED_INPUTS)]
+    # Inputs may differ in size; four stand for all.
+    chosen = [sample.shapes for sample in evenly(samples, 4)]
     # Mostly all are of one size: a graph of thousands of nodes takes a while to count.
     counts = Counter(tuple(sorted(shapes.items())) for shapes in chosen)
     seconds = sum(count * _seconds_on(graph, dict(shapes)) for shapes, count in counts.items())
@@ -62,7 +60,7 @@ def usual_seconds(graph: Graph, samples: Sequence[Sample]) -> float:
 
 def _seconds_on(graph: Graph, shapes: Shapes) -> float:
     work = inference_work(graph, shapes)
-    beyond = sum(max(0, math.prod(shape) - LARGE_ARRAY) for shape in shapes.values())
+    beyond = sum(max(0, math.prod(shape) - LARGE_INPUT_VALUES) for shape in shapes.values())
     counted = _VALUE_S * work.values + _PRODUCT_S * work.products + _NODE_S * work.nodes
     return counted + _COPIED_VALUE_S * beyond
 
@@ -91,7 +89,7 @@ class Need:
             + _WEIGHTS_HELD * self.weights
             + _INSIDE_HELD * self.inside
             + _ACTIVATIONS_HELD * self.activations
-            + min(_STORES_BYTES, _INFERENCES_STORED * self.activations)
+            + min(_STORES_BYTES, 40 * self.activations)
         )
         return (1 + self.workers) * each
 

@@ -19,7 +19,7 @@ from bisect_trt.search.prefix import longer, shortest_prefix
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal, SearchSet
-from bisect_trt.steps.sensitivity import TIME_BUDGET_S, SensitivityRows
+from bisect_trt.steps.sensitivity import TIME_BUDGET_S, sensitivity_rows
 from bisect_trt.steps.validation import put_to_test, refused_by
 from bisect_trt.steps.validation_inputs import next_test, set_size, wanted_of_unseen
 
@@ -273,10 +273,9 @@ class RobustSearch:
         if not samples or expected_s > TIME_BUDGET_S:
             return list(ranking)
         reduced = self._search_set.base.with_pins(ranking)
-        rows = SensitivityRows(self._problem, context, samples, reduced)
-        rows.take(list(ranking), math.inf)
-        context.further_rows += rows.runs
-        worst = {name: max(score for score, _ in its) for name, its in rows.rows.items()}
+        rows, runs = sensitivity_rows(self._problem, context, samples, reduced, ranking)
+        context.further_rows += runs
+        worst = {name: max(score for score, _ in its) for name, its in rows.items()}
         guilty = {name for name, score in worst.items() if not score <= 1.0}
         if len(guilty) > most and all(math.isfinite(worst[name]) for name in guilty):
             return list(ranking)

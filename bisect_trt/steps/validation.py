@@ -270,9 +270,7 @@ def holding(search_set: SearchSetResult, confidence: float | None) -> Tally:
 def validation_as_known(
     problem: Problem, context: Context, plan: PrecisionPlan
 ) -> Validation | None:
-    """What is known of ``plan`` where there is no time to run it: that it was run on the given
-    inputs; None where it was not.
-    """
+    """What is known of ``plan`` on the given inputs, where there is no time; None if nothing is."""
     judges = [j for j in context.judges if _knows(j, context.plan_for(j, plan), problem.samples)]
     if context.judge not in judges:
         return None
@@ -297,8 +295,8 @@ def _knows(judge: Evaluator, plan: PrecisionPlan, samples: Sequence[Sample]) -> 
 
 
 _TWO_ANSWERS = 2
-"""A decision that scores so many values at most is the same or is not: however often it is, nothing
-says how near the next input's is to becoming another."""
+"""A decision that scores no more values is the same or is not: nothing says how near the next
+input's is to becoming another."""
 
 
 def prediction_limit_of(
@@ -308,13 +306,13 @@ def prediction_limit_of(
     given: Sequence[SampleResult],
     copies: Sequence[SampleResult],
 ) -> float:
-    """In tolerances; NaN where nothing was copied, and infinite where nothing can be told. No less
-    than what a given input scores that must meet the requirement.
+    """What an unseen input may score; NaN where nothing was copied, infinite where nothing tells.
+
+    No less than what a given input scores that must meet the requirement.
     """
     if not copies:
         return math.nan
-    # Half of what may miss is left for what so few inputs tell wrongly of the rest: at the share
-    # itself 4 of 33 words from four inputs were wrong, and 5 of 54 from eight.
+    # Half of what may miss is left for what so few inputs tell wrongly of the rest.
     share = (1.0 + wanted_of_unseen(problem)) / 2.0
     if set_size(problem) > 1:
         return _of_sets(problem, plan, given, share)
@@ -331,7 +329,7 @@ def prediction_limit_of(
 
 def has_margin(problem: Problem, plan: PrecisionPlan, copies: Sequence[SampleResult]) -> bool:
     """Whether scores of ``copies`` tell more than whether each holds."""
-    # What is told of a margin by the conditions beside it says nothing of a decision's own.
+    # The margin of other conditions says nothing of a decision's own.
     decided = decided_outputs(problem.graph, _reduced(problem, plan))
     run = [copy for copy in copies if copy.values]
     for place, item in enumerate(problem.requirements.items):
@@ -359,9 +357,10 @@ def _reduced(problem: Problem, plan: PrecisionPlan) -> frozenset[str]:
 def _of_sets(
     problem: Problem, plan: PrecisionPlan, given: Sequence[SampleResult], share: float
 ) -> float:
-    """What another set of as many inputs may score; infinite where the given ones are fewer than
-    would bound the share one by one, and for a metric of all inputs at once. Of 24 inputs 4 of 20
-    words were wrong: a percentile of so few is one of them, and a rare kind of input is in few.
+    """What another set of as many inputs may score.
+
+    Infinite where the given ones are fewer than would bound the share one by one (a rare kind of
+    input is in few sets), and for a metric of all inputs at once.
     """
     requirements, count = problem.requirements, len(given)
     items, values = requirements.items, [result.values for result in given]
@@ -392,9 +391,7 @@ def _of_sets(
 
 
 def _floor(problem: Problem, context: Context) -> float:
-    """What the first given input's reference scores beside itself: nothing, but by a metric of the
-    user's.
-    """
+    """What a reference scores beside itself: nothing, but by a metric of the user's."""
     if not any(item.own for item in problem.requirements.items):
         return 0.0
     sample = problem.samples[0]

@@ -92,8 +92,9 @@ def test_a_later_journal_and_other_files_are_refused_in_one_line(tmp_path: Path)
         Cache(tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / CACHE).write_bytes(b"no database at all, " * 400)
-    with pytest.raises(BadInputError, match="not a usable cache"):
-        Cache(tmp_path)
+    for fresh in (False, True):
+        with pytest.raises(BadInputError, match="not a usable cache"):
+            Cache(tmp_path, fresh=fresh)
     (tmp_path / CACHE).unlink()
     with closing(sqlite3.connect(tmp_path / CACHE)) as other:
         other.execute("CREATE TABLE songs (name TEXT)")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -16,98 +16,46 @@ from bisect_trt.settings import Settings
 from bisect_trt.steps import sensitivity, tradeoff
 from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import load
-from bisect_trt.steps.sensitivity import Sensitivity, measure_sensitivity
-from fixtures.build import GraphBuilder
-from fixtures.fixture import Fixture, waves
+from bisect_trt.steps.sensitivity import Sensitivity, affordable, measure_sensitivity
 from fixtures.models import residual
 from tests.conftest import forbid_inferences
 
-BUDGET_S = 30.0
-
-
-class Ticking:
-    """A clock on which every look takes a second."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        self.now += 1.0
-        return self.now
-
 
 def measured(
-    folder: Path,
-    suspicion: dict[str, float],
-    fixture: Fixture | None = None,
-    budget_s: float = BUDGET_S,
+    folder: Path, suspicion: dict[str, float], count: int
 ) -> tuple[Sensitivity, list[str]]:
     """What the step gives, and what it says."""
-    fixture = fixture or residual()
+    fixture = residual()
     settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=folder)
     problem = load(settings, Observer())
     with open_context(problem, Observer()) as context:
         samples = list(problem.samples)
-        found = measure_sensitivity(
-            problem, context, suspicion, samples, problem.base, budget_s, 0.1
-        )
+        found = measure_sensitivity(problem, context, suspicion, samples, problem.base, count)
         return found, [f.message for f in context.run_statistics().findings if f.kind == "measured"]
 
 
-def test_the_most_suspicious_layers_are_measured_first(
+def test_the_most_suspicious_layers_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [x.name for x in bisect_trt.graph.list_layers(residual().model)]
     suspicion = {name: float((7 * i) % 31) for i, name in enumerate(names)}
     order = sorted(names, key=lambda n: -suspicion[n])
-    whole, said = measured(tmp_path / "whole", suspicion)
+    whole, said = measured(tmp_path / "whole", suspicion, 1000)
     assert set(whole.scores) == set(names) and said == []
-    monkeypatch.setattr(sensitivity, "time", Ticking())
-    part, said = measured(tmp_path / "part", suspicion)
-    count = len(part.scores)
-    assert 0 < count < len(names) and part.runs <= BUDGET_S
-    # Within a round the layers go in network order, and the last round may be cut.
-    assert set(order[: count // 2]) <= set(part.scores) <= set(order[: 2 * count])
-    assert said and said[0].startswith(f"{count} of {len(names)} layers were measured alone")
+    part, said = measured(tmp_path / "part", suspicion, 20)
+    assert set(part.scores) == set(order[:20]) and part.runs == 20
+    assert said and said[0].startswith(f"20 of {len(names)} layers were measured alone")
     assert part.scores == {n: whole.scores[n] for n in part.scores}
     assert part.strength == {n: whole.strength[n] for n in part.strength}
-    monkeypatch.undo()
     forbid_inferences(monkeypatch)
-    again, said_again = measured(tmp_path / "part", suspicion)
+    again, said_again = measured(tmp_path / "part", suspicion, 20)
     assert again.scores == part.scores and again.runs == 0 and said_again == said
 
 
-def sums(layers: int, step: float) -> Fixture:
-    """So many layers that add a little each; two in the middle go up and down by ``step``, so that
-    the three tensors between them are rounded more coarsely.
-    """
-    b, x = GraphBuilder(5), "x"
-    steps = {layers // 2: step, layers // 2 + 3: -step}
-    for number in range(layers):
-        b.scope = f"/steps.{number}"
-        added = np.full((1, 16), steps.get(number, 0.0), np.float32)
-        x = b.op("Add", x, b.weight(added) if number in steps else b.normal(1, 16, scale=0.02))
-    b.rename_output(x, "y")
-    model = b.model({"x": [1, 16]}, {"y": [1, 16]})
-    inputs = {"x": waves(4, 1, 16)}
-    return Fixture("sums", model, inputs, "fp16", "max_abs<=1e-1", "accumulation", 0, None, 60)
-
-
-@pytest.mark.parametrize(("step", "goes_on"), [(0.0, False), (500.0, True)])
-def test_time_that_would_tell_nothing_is_not_spent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float, goes_on: bool
-) -> None:
-    """Of 4,000 layers the time is enough for 150; two rounds show whether some stand out, which are
-    among the most suspicious.
-    """
-    fixture = sums(4000, step)
-    suspicion = {layer.name: 0.0 for layer in bisect_trt.graph.list_layers(fixture.model)}
-    names = list(suspicion)
-    suspicion |= dict.fromkeys(names[1998:2006], 1.0)
-    monkeypatch.setattr(sensitivity, "time", Ticking())
-    found, said = measured(tmp_path, suspicion, fixture, 5.0 * BUDGET_S)
-    assert (len(found.scores) > 96) is goes_on and len(found.scores) >= 96
-    assert ("as many as there is time for" in said[0]) is goes_on
+def test_as_many_layers_are_measured_as_there_is_time_for() -> None:
+    assert affordable(100, 0.1) == 100 and affordable(1000, 0.1) == 400
+    assert affordable(1000, 0.1, 5.0) == 100 and affordable(1000, 0.1, math.inf) == 400
+    assert affordable(1000, 0.1, -1.0) == 0
 
 
 def run(folder: Path, **options: Any) -> Result:

@@ -30,7 +30,6 @@ from bisect_trt.steps.context import RunStatistics, open_context
 from bisect_trt.steps.diagnosis import _others
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.search_set import Refusal
-from bisect_trt.steps.sensitivity import SensitivityRows
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
@@ -290,16 +289,6 @@ def test_sets_that_miss_are_counted_as_sets() -> None:
     assert _others(unseen, 4) == "2 of 28 roundings perturbed miss it"
     unseen.refused = None
     assert _others(unseen, 1) == "others like them do not"
-
-
-def test_the_time_left_is_what_there_is() -> None:
-    """Of 4,000 runs as many as the time is enough for, at the pace until now."""
-    problem: Any = SimpleNamespace(names=("a",) * 2000)
-    rows = SensitivityRows(problem, None, [None, None], None)  # type: ignore[arg-type,list-item]
-    rows.runs, rows._began = 40, 100.0
-    assert rows._expected(130.0, 110.0) == 40 + 80
-    assert rows._expected(105.0, 110.0) == 40
-    assert rows._expected(float("inf"), 110.0) == 4000
 
 
 def test_a_note_is_kept_once(tmp_path: Path) -> None:
