@@ -58,7 +58,7 @@ from bisect_trt.steps.validation import validate
 from bisect_trt.steps.validation_inputs import VERIFYING, WANTED, planned_test
 
 _NO_SHAPE = "Field 'shape' of 'type' is required"
-PARSER = "bisect_trt.runners.tensorrt.worker:ParsingWorker"
+PARSER = "bisect_trt.runners.tensorrt.worker:BuildWorker"
 
 GOLDEN = "golden outputs"
 """The check of the reference, not of the plan."""
