@@ -298,7 +298,7 @@ def normalised(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
             node.domain = ""
     for graph in _graphs(plain.graph):
         if not _in_order(graph):
-            _sort(graph)
+            _sort(graph, where)
     return plain
 
 
@@ -324,15 +324,18 @@ def _in_order(graph: onnx.GraphProto) -> bool:
     return True
 
 
-def _sort(graph: onnx.GraphProto) -> None:
-    """Put the nodes into topological order; a cycle is left for ONNX Runtime to refuse."""
+def _sort(graph: onnx.GraphProto, where: str) -> None:
+    """Put the nodes into topological order."""
     nodes = list(graph.node)
     maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     needs = {i: sorted(maker[n] for n in _reads(v) if n in maker) for i, v in enumerate(nodes)}
     try:
         order = list(graphlib.TopologicalSorter(needs).static_order())
-    except graphlib.CycleError:
-        return
+    except graphlib.CycleError as error:
+        name = nodes[error.args[1][0]].output[0]
+        raise BadInputError(
+            f"{where}: not a graph: tensor {name!r} is computed from itself; export the model again"
+        ) from error
     replace_nodes(graph, [nodes[index] for index in order])
 
 

@@ -47,6 +47,7 @@ from bisect_trt.runners.process import IsolatedWorker
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
 from bisect_trt.runners.tensorrt.records import EngineRequest, installed_module
+from bisect_trt.runners.tensorrt.runner import BUILD_WORKER
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.baselines import quickest_s
 from bisect_trt.steps.context import Context, open_context
@@ -58,7 +59,6 @@ from bisect_trt.steps.validation import validate
 from bisect_trt.steps.validation_inputs import VERIFYING, WANTED, planned_test
 
 _NO_SHAPE = "Field 'shape' of 'type' is required"
-PARSER = "bisect_trt.runners.tensorrt.worker:BuildWorker"
 
 GOLDEN = "golden outputs"
 """The check of the reference, not of the plan."""
@@ -181,7 +181,7 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
             )
             return found
 
-    with IsolatedWorker(PARSER, {"module": module}) as worker:
+    with IsolatedWorker(BUILD_WORKER, {"module": module}) as worker:
         try:
             types = types_of(worker, to_typed(graph, plan))
         except RunnerUnavailableError as error:
