@@ -175,9 +175,7 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
 
     def types_of(worker: IsolatedWorker, model: onnx.ModelProto) -> dict[str, Sequence[str]]:
         with file_form(model) as source:
-            request = EngineRequest(
-                source, profile, False, producers=producers, values=values
-            )
+            request = EngineRequest(source, profile, False, producers=producers, values=values)
             found: dict[str, Sequence[str]] = worker.call(
                 "types", request, timeout_s=settings.evaluation_timeout_s
             )
