@@ -59,7 +59,9 @@ def grow(
         firsts = rest[np.argsort(_norms(here.vector - matrix[rest], order), kind="stable")[:BEAM]]
         extra = len(here.pinned) // _STEP_DIVISOR
         wanted = [
-            here.pinned | _extend(int(f), extra, here.vector, matrix, names, rest, order)
+            here.pinned.union(
+                names[i] for i in _extend(int(f), extra, here.vector, matrix, rest, order)
+            )
             for f in firsts
         ]
         trials = evaluate(wanted)
@@ -76,10 +78,9 @@ def _extend(
     extra: int,
     vector: Vector,
     matrix: Vector,
-    names: Sequence[str],
     rest: NDArray[np.int64],
     order: float,
-) -> frozenset[str]:
+) -> list[int]:
     """The layer ``first`` and ``extra`` ones that the same prediction would take next."""
     chosen, predicted = [first], vector - matrix[first]
     left = rest[rest != first]
@@ -88,7 +89,7 @@ def _extend(
         chosen.append(following)
         predicted = predicted - matrix[following]
         left = left[left != following]
-    return frozenset(names[i] for i in chosen)
+    return chosen
 
 
 def _norms(vectors: Vector, order: float) -> NDArray[np.float64]:

@@ -119,7 +119,7 @@ def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
     assert result.cause.value == "none" and result.pinned == []
     # The trade-off curve has the answer's row, as the test counted it.
     (row,) = result.tradeoff.to_dict(orient="records")
-    assert (row["pins"], row["set"], row["perturbed_tested"]) == (0, "answer", 103)
+    assert (row["pins"], row["set"], row["perturbed_tested"]) == (0, "answer", 67)
     assert row["perturbed_lower_bound"] == result.validation.perturbed.lower_bound
     assert result.validation is not None and result.validation.word.value == "validated"
     saved = json.loads((tmp_path / "run.json").read_text())
