@@ -169,7 +169,10 @@ def test_the_frontier_is_judged_on_the_inputs_that_decide(tmp_path: Path) -> Non
     assert first["given_missed"] == result.samples[left_out]
 
 
-def test_a_point_of_the_frontier_can_be_picked(tmp_path: Path) -> None:
+def test_a_point_of_the_frontier_can_be_picked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 3)
     half = run(tmp_path / "half", 4, pick=0.5)
     most = run(tmp_path / "most", 4, pick=1.0)
     assert half.passed and most.passed and len(half.pinned) < len(most.pinned)
