@@ -96,7 +96,9 @@ def test_a_plan_below_the_share_is_validated_in_five_of_a_hundred_runs_at_most(
         # A plan with some room passes; asked for no miss at all it would be refused here.
         room = 1.0 - (1.0 - share) / 5.0
         without = chance(copies_needed(share, first.confidence), 0, room)
-        assert first.misses == MAX_MISSES and chance(first.copies, MAX_MISSES, room) > 1.5 * without
+        assert (
+            first.misses >= MAX_MISSES and chance(first.copies, first.misses, room) > 1.5 * without
+        )
 
 
 def test_of_plans_that_hold_on_less_than_was_asked_few_are_validated(tmp_path: Path) -> None:
