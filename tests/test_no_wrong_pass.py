@@ -275,7 +275,7 @@ def test_the_mark_of_a_loop_without_shapes_is_a_model(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "m.onnx")
     target = tmp_path / "marked.onnx"
     told = call("mark", str(tmp_path / "m.onnx"), "--mark", "Loop", "-o", str(target))
-    assert told.exit_code == 0 and "1 more output" in told.output
+    assert told.exit_code == 0 and "1 more output" in told.output, told.output
     assert "left out: 'every'" in told.output, "what each turn gives has no known rank"
     marked = onnx.load(target)
     onnx.checker.check_model(marked, full_check=True)

@@ -140,13 +140,24 @@ def infer_types(model: onnx.ModelProto) -> Scope:
 
 
 def _give_ranks(graph: onnx.GraphProto) -> bool:
-    """Say the ranks that follow from the length of a computed shape; whether there were any.
+    """Say the ranks that ONNX's inference leaves open; whether there were any.
 
-    ONNX's inference gives none there, nor to anything behind.
+    They follow from the length of a computed shape, or from the values that a Loop begins with: no
+    engine takes ranks that change from turn to turn.
     """
     values = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
     found = False
     for node in graph.node:
+        if node.op_type == "Loop":
+            for name, given in zip(node.output, node.input[2:], strict=False):
+                first, last = values.get(given), values.get(name)
+                if first is None or last is None or last.HasField("shape") or not last.elem_type:
+                    continue
+                if first.HasField("shape"):
+                    ranks = [onnx.TensorShapeProto.Dimension()] * len(first.shape.dim)
+                    last.shape.dim.extend(ranks)
+                    found = True
+            continue
         slot = _SHAPE_INPUT.get(node.op_type, len(node.input))
         if slot >= len(node.input):
             continue

@@ -258,7 +258,7 @@ def _new(context: Context, made: Iterator[Sample], before: Set[str]) -> Iterator
             yield sample
         elif (repeats := repeats + 1) > _REPEATED_IN_A_ROW:
             message = (
-                f"no more than {counted(len(seen), 'augmented')} could be made that the search and "
+                f"no more than {counted(len(seen), 'augmented input')} could be made that the search and "
                 "other tests had not seen: of these inputs and kinds there are hardly more"
             )
             if not context.noted("few-augmented"):  # the first says of how many

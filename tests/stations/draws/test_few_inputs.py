@@ -176,8 +176,11 @@ def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
     assert "--allow-misses 0.5 does nothing here" in messages(result)
 
 
-def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path: Path) -> None:
+def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two of fifty inputs are so large that they miss; the trade-off curve is judged on 24."""
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 3)
     fixture, shares = healthy(), np.linspace(0.9, 1.0, 50)
     shares[[1, 3]] = 30.0, 40.0
     result = bisect_trt.bisect(
@@ -185,7 +188,7 @@ def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path:
         [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in shares],
         require="max_abs<=5e-4",
         holdout="none",
-        allow_misses=0.04,
+        allow_misses=0.1,
         runner="emulated",
         out=tmp_path,
     )

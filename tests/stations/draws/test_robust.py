@@ -549,9 +549,8 @@ def test_variants_that_the_search_has_seen_test_nothing(tmp_path: Path) -> None:
         result.validation.augmented.lower_bound < 0.5
         and result.validation.word.value == "inconclusive"
     )
-    assert any(
-        "no more than 4 augmented inputs could be made" in f.message for f in result.findings
-    )
+    messages = [finding.message for finding in result.findings]
+    assert any("no more than 4 augmented inputs could be made" in m for m in messages), messages
 
 
 @pytest.mark.parametrize("count", [1, 4])
