@@ -131,6 +131,9 @@ REWRITTEN_MODEL = "model.rewritten.onnx"
 ANNOTATED_MODEL = "model.annotated.onnx"
 PLAN = "plan.json"
 
+OLDER_FILES = ("journal.sqlite", "frontier.csv")
+"""What a run of 0.4.0 left that has another name today; its folder may be written over."""
+
 RESULT_FILES = (
     RUN,  # the first to go and the last to come: its presence means that the folder is complete
     PLAN,

@@ -18,6 +18,7 @@ import pandas as pd
 
 from bisect_trt.base.atomic_files import (
     ANNOTATED_MODEL,
+    OLDER_FILES,
     PLAN,
     RESULT_FILES,
     REWRITTEN_MODEL,
@@ -160,7 +161,7 @@ def discard(folder: Path) -> None:
 
     A run that is being computed must not look finished, and no file may belong to another answer.
     """
-    for name in (*RESULT_FILES, *VERIFY_FILES):
+    for name in (*RESULT_FILES, *VERIFY_FILES, *OLDER_FILES):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from bisect_trt.base.atomic_files import RESULT_FILES, RUN, VERIFY_FILES, sweep
+from bisect_trt.base.atomic_files import OLDER_FILES, RESULT_FILES, RUN, VERIFY_FILES, sweep
 from bisect_trt.base.errors import BadInputError, not_written
 from bisect_trt.evaluate.cache import CACHE, Cache, Row
 from bisect_trt.steps.problem import Problem
@@ -152,7 +152,7 @@ def _check_files(folder: Path, problem: Problem) -> None:
                     raise BadInputError(
                         f"--out {folder}: {source} would be written over; choose another folder"
                     )
-        if not (folder / CACHE).is_file():
+        if not any((folder / sign).is_file() for sign in (CACHE, *OLDER_FILES)):
             raise BadInputError(
                 f"--out {folder}: holds {name} and no cache of bisect-trt, so it may not be a "
                 "run's; choose another folder, or move the file away"

@@ -258,8 +258,8 @@ def _new(context: Context, made: Iterator[Sample], before: Set[str]) -> Iterator
             yield sample
         elif (repeats := repeats + 1) > _REPEATED_IN_A_ROW:
             message = (
-                f"no more than {counted(len(seen), 'augmented input')} could be made that the search and "
-                "other tests had not seen: of these inputs and kinds there are hardly more"
+                f"no more than {counted(len(seen), 'augmented input')} could be made that the "
+                "search and other tests had not seen: there are hardly more"
             )
             if not context.noted("few-augmented"):  # the first says of how many
                 context.note(Finding("few-augmented", "", message))

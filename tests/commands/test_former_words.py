@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from click.testing import Result as Ended
 
+import bisect_trt
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.cli import main
 from bisect_trt.report.gate import read_project
@@ -17,6 +18,7 @@ from bisect_trt.settings import FORMER, Settings
 from bisect_trt.steps.saved_plan import read_plan
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.encoders import encoder_decomposed
+from fixtures.models import healthy
 
 PLAN_OF_0_4_0 = """{
   "base": "fp16",
@@ -133,3 +135,14 @@ def test_former_keys_work_with_a_warning(files: list[str], tmp_path: Path) -> No
     assert ended.exit_code == 2 and len(warned) == 5
     assert "[defaults]: 'holds-on' is called 'allow-misses' now" in warned[0]
     assert "warning" not in ended.stdout
+
+
+def test_a_folder_of_an_older_version_is_taken_over(tmp_path: Path) -> None:
+    """Its cache has another name, and so has one of its files: both go."""
+    fixture = healthy()
+    (tmp_path / "run").mkdir()
+    for name in ("run.json", "journal.sqlite", "frontier.csv"):
+        (tmp_path / "run" / name).write_text("{}")
+    result = bisect_trt.bisect(fixture.model, fixture.inputs, out=tmp_path / "run", robust=0)
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert result.passed and not left & {"journal.sqlite", "frontier.csv"}
