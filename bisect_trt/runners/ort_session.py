@@ -154,8 +154,9 @@ def reference_session(
     options = session_options()
     # Fusions of quantised operators change the outputs by far more than FP32 rounding.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    if shares_weights:
+    if shares_weights:  # prepacking copies weights too
         options.add_session_config_entry("session.disable_prepacking", "1")
+    # Above EXTENDED weights are copied into other layouts, and quantised operators change results.
     if quantised or shares_weights:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
