@@ -238,11 +238,11 @@ class IsolatedWorker:
         except (EOFError, OSError):
             if STOPPING.is_set():  # the watcher killed it: no crash of the engine
                 raise KeyboardInterrupt from None
-            message, verdict = child.how_it_ended(), Verdict.CRASHED
+            reason, verdict = child.how_it_ended(), Verdict.CRASHED
             if timed_out.is_set():
-                message = f"no answer in {timeout_s:g} s: the process was killed"
+                reason = f"no answer in {timeout_s:g} s: the process was killed"
                 verdict = Verdict.TIMED_OUT
-            return False, RunnerFailedError(message, verdict, child.last_lines(), lost=True)
+            return False, RunnerFailedError(reason, verdict, child.last_lines(), lost=True)
         return answer
 
 

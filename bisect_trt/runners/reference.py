@@ -49,8 +49,7 @@ class Reference:
         return self._headroom.at_once(sample)
 
     def outputs(self, sample: Sample) -> Mapping[str, NDArray[Any]]:
-        """Returns one sample's outputs by name, with the gaps of an ArgMax's decisions;
-        thread-safe.
+        """Returns one sample's outputs by name, with the gaps of ArgMax decisions; thread-safe.
 
         Raises:
             RunnerFailedError: ONNX Runtime cannot compute them; names the sample.
