@@ -55,8 +55,7 @@ class Runner(Protocol):
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         """Returns what else the last execution of ``plan`` showed, as plain data for the cache.
 
-        Keys may be ``seconds`` by step, ``latency_ms``, ``engine_bytes``, ``findings``; it may be
-        empty.
+        It may hold ``seconds`` by step, ``latency_ms``, ``engine_bytes``, ``findings``.
         """
         ...
 

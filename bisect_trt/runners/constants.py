@@ -42,9 +42,8 @@ class ConstantStore:
         return name in self._arrays
 
     def owner(self, name: str, precision: Precision = Precision.FP32) -> ort.OrtValue:
-        """Returns constant ``name`` rounded to ``precision``; thread-safe.
-
-        Callers keep the value while they use it: the store may replace it meanwhile.
+        """Returns constant ``name``, rounded; keep it while in use, since it may be replaced.
+        Thread-safe.
         """
         with self._lock:
             if precision is Precision.FP32:

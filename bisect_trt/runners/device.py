@@ -46,7 +46,7 @@ def cuda_device(name: str = "cuda", number: int = 0, memory_bytes: int = 0) -> D
     """Returns GPU ``number`` in strict FP32, limited to ``memory_bytes`` unless that is 0."""
     options = {
         "device_id": str(number),
-        "use_tf32": "0",
+        "use_tf32": "0",  # TF32 is emulated like the other precisions
         # EXHAUSTIVE picks an algorithm by timing: the next process could give another answer.
         "cudnn_conv_algo_search": "HEURISTIC",
         # The default doubles the arena; an engine on the same GPU needs memory too.

@@ -148,6 +148,7 @@ class EmulatedRunner:
         if key not in self._switched:
             usual = (self._base, Precision.FP32)
             if key != usual:
+                # At most two sessions of the model are open: the usual one stays.
                 for other in [k for k in self._switched if k != usual]:
                     del self._switched[other]
                 give_back()

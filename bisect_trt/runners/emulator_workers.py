@@ -66,11 +66,8 @@ class EmulatorPool:
                 yield from answer
 
     def _call(self, inferences: int, method: str, *arguments: Any) -> Any:
-        """Returns a worker's answer.
-
-        Raises:
-            MachineError: workers crashed or timed out at every attempt.
-        """
+        """Returns a worker's answer; MachineError if workers were lost at every attempt."""
+        # The time-out is that of one inference.
         limit = None if self.timeout_s is None else self.timeout_s * max(1, inferences)
         try:
             return self._worker_pool.call(method, *arguments, timeout_s=limit)
@@ -116,11 +113,7 @@ def server_arguments(
 
 
 class EmulationServer:
-    """The worker's side: an emulator of one model.
-
-    Raises:
-        RunnerUnavailableError: the device's FP32 or roundings cannot be relied on.
-    """
+    """The worker's side: an emulator of one model."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Executes a model node by node, to compare the values of every layer.
-
-Each kind of node has a session of its own. Values are freed after their last use.
-"""
+"""Executes a model node by node, to compare the values of every layer."""
 
 from __future__ import annotations
 
@@ -75,9 +72,7 @@ class NodeSessions:
     def node(
         self, index: int, precision: Precision, types: Sequence[str], rounded: Collection[int]
     ) -> NodeSession:
-        """Returns the session of node ``index``, with inputs of ``types``, those at ``rounded``
-        rounded to ``precision``.
-        """
+        """Returns node ``index``'s session; its inputs at ``rounded`` are rounded already."""
         node = self._model.graph.node[index]
         captures = captured_names(node)
         # A body that captures outer tensors names them: its session serves this node only.
@@ -190,7 +185,7 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
     last_use: dict[str, int] = {}
     parts = []
     for index, node in enumerate(graph.proto.graph.node):
-        if node.output and node.output[0] in constants:
+        if node.output and node.output[0] in constants:  # the store has its value
             continue
         slots = tuple(i for i, tensor in enumerate(node.input) if tensor)
         inputs = (*(node.input[i] for i in slots), *captured_names(node))
@@ -380,6 +375,7 @@ class NodeByNode:
         if name in self._constants:
             owners.append(self._constants.owner(name, precision))
             return value_of(owners[-1])
+        # Rounding again would change nothing.
         if is_rounded(chain.state.get(name, Precision.FP32), precision):
             return chain.values[name]
         key = (name, precision)
@@ -392,4 +388,4 @@ class NodeByNode:
         """A live tensor, or a copy of a constant."""
         owners: list[ort.OrtValue] = []
         array = viewed(self._value(name, chain, owners))
-        return array.copy() if owners else array
+        return array.copy() if owners else array  # a constant's memory is the store's

@@ -118,14 +118,10 @@ class OrtCudaWorker:
         samples: Sequence[Mapping[str, NDArray[Any]]],
         tf32: bool,
     ) -> tuple[list[dict[str, NDArray[Any]]], list[str]]:
-        """Returns each sample's outputs, and the nodes that ran on the CPU provider.
-
-        Raises:
-            RunnerUnavailableError: the CUDA provider does not start here.
-            RunnerFailedError: ONNX Runtime cannot load the model, or run it.
-        """
+        """Returns each sample's outputs, and the nodes that ran on the CPU provider."""
         with tempfile.TemporaryDirectory(prefix="bisect-trt-") as folder:
             options = session_options()
+            # Only a profile shows which provider ran a node.
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "profile")
             if weights:

@@ -73,6 +73,7 @@ def opened(
         RunnerUnavailableError: the device does not start.
         Exception: ONNX Runtime's own, where it cannot load the model.
     """
+    # CUDA's kernels may give another answer at each run otherwise.
     options.use_deterministic_compute = device != CPU
     if device != CPU:
         load_cuda_libraries()

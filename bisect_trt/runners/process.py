@@ -174,10 +174,7 @@ def _watched(process: subprocess.Popen[bytes], timeout_s: float | None) -> Itera
 
 
 class IsolatedWorker:
-    """Calls methods of ``target`` (``module:Class``), made with ``arguments`` in a child process.
-
-    A process that was lost is replaced at the next call.
-    """
+    """Calls methods of ``target`` (``module:Class``) in a child process; a lost one is replaced."""
 
     def __init__(
         self,

@@ -33,10 +33,7 @@ _CAST_FUSIONS = (
 
 
 class WholeModelRunner:
-    """Executes a model in a session for each plan; the last one is kept.
-
-    The session of a large model is closed after each call.
-    """
+    """Executes a model in a session for each plan; a large model's is closed after each call."""
 
     name = "emulated-whole"
 

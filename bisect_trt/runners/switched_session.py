@@ -132,10 +132,7 @@ class Switches:
 
 
 class SegmentSession:
-    """Executes one segment.
-
-    ``on_cpu`` names the nodes that ran on the CPU instead of the device, after the first run.
-    """
+    """Executes one segment; ``on_cpu`` names the nodes that ran on the CPU, not the device."""
 
     def __init__(
         self, segment: Segment, constants: ConstantStore, threads: int, device: Device
@@ -146,7 +143,7 @@ class SegmentSession:
         self._constants = constants
         self._profile: tempfile.TemporaryDirectory[str] | None = None
         profile = None
-        if device != CPU:
+        if device != CPU:  # the first run shows which nodes the CPU runs
             self._profile = tempfile.TemporaryDirectory(prefix="bisect-trt-")
             profile = str(Path(self._profile.name) / "profile")
         self._session = session_as_written(segment.model, _WHERE, threads, device, profile)
@@ -163,7 +160,7 @@ class SegmentSession:
         """
         feed = {name: tensors[name] for name in self.takes}
         states = setting.tolist()
-        for name, on in zip(self.flags, states, strict=False):
+        for name, on in zip(self.flags, states, strict=False):  # the weights' states follow
             feed[name] = value_of(self._states[on])
         owners = []  # must live until the call is done
         for (name, weight), low in zip(
@@ -227,11 +224,7 @@ class SwitchedSession:
         return self._headroom.at_once(sample) if self._device == CPU else 1
 
     def run(self, sample: Sample, reduced: frozenset[str]) -> Arrays:
-        """Returns one sample's outputs by name; thread-safe.
-
-        Raises:
-            RunnerFailedError: ONNX Runtime cannot run the model.
-        """
+        """Returns one sample's outputs by name; thread-safe."""
         settings, prefixes = self._settings_of(reduced)
         inputs, owners = _input_values(sample.arrays)
         count = len(self._segments)

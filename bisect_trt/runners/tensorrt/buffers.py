@@ -228,6 +228,7 @@ class Buffers:
                 Verdict.CRASHED,
             )
         self._host.append(array)
+        # Shape values are read on the host.
         if engine.get_tensor_location(name) == self._trt.TensorLocation.HOST:
             context.set_tensor_address(name, array.ctypes.data)
             return

@@ -39,6 +39,7 @@ _NODE_MARK = "[ONNX Layer: "
 def make_logger(trt: Any) -> Any:
     """Makes a logger that keeps warnings and errors as (severity, text) in ``messages``."""
 
+    # The base class is known only once TensorRT is imported.
     class Collector(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
@@ -46,6 +47,7 @@ def make_logger(trt: Any) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             kept = (severity.name, message)
+            # Builders repeat themselves.
             if severity.name in _KEPT_SEVERITIES and kept not in self.messages:
                 self.messages.append(kept)
 
@@ -77,11 +79,7 @@ def _last_lines(logger: Any) -> list[str]:
 
 
 def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) -> Built:
-    """Parses, checks and builds a request; ``cache`` is the timing cache's file.
-
-    Raises:
-        RunnerFailedError: BUILD_FAILED, with the last messages.
-    """
+    """Builds a request; failures are BUILD_FAILED. ``cache`` is the timing cache's file."""
     logger = make_logger(trt)
     builder = trt.Builder(logger)
     began = time.perf_counter()
@@ -109,11 +107,7 @@ def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) ->
 
 
 def parse(trt: Any, builder: Any, logger: Any, request: EngineRequest) -> Any:
-    """Parses the request's model into a network.
-
-    Raises:
-        RunnerFailedError: BUILD_FAILED, names the node.
-    """
+    """Parses the request's model into a network; failures are BUILD_FAILED and name the node."""
     network = builder.create_network(_network_flags(trt, request))
     parser = trt.OnnxParser(network, logger)
     parsed = (
@@ -160,14 +154,10 @@ def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str
 def apply_weak_types(
     network: tensorrt.INetworkDefinition, config: tensorrt.IBuilderConfig, typing: WeakTyping
 ) -> None:
-    """Allows ``typing.base`` and constrains the pinned layers to FP32.
-
-    Raises:
-        RunnerFailedError: BUILD_FAILED: no weak typing here, or a pinned layer is not found.
-    """
+    """Allows ``typing.base`` and constrains pinned layers to FP32; failures are BUILD_FAILED."""
     if typing.base not in ("fp16", "bf16"):
         return
-    import tensorrt as trt
+    import tensorrt as trt  # not TensorRT for RTX, which has no weak typing
 
     try:
         if typing.base == "fp16":
@@ -253,8 +243,9 @@ def _network_flags(trt: Any, request: EngineRequest) -> int:
 
 
 def _configure(trt: Any, config: Any, request: EngineRequest) -> None:
+    # Without it the inspector gives neither types nor ONNX nodes.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    if request.tf32:
+    if request.tf32:  # TensorRT's default
         config.set_flag(trt.BuilderFlag.TF32)
     else:
         config.clear_flag(trt.BuilderFlag.TF32)
@@ -296,4 +287,5 @@ def _read_timing_cache(config: Any, cache: Path | None) -> Any:
     if cache is None or not hasattr(config, "create_timing_cache"):
         return None
     timing = config.create_timing_cache(cache.read_bytes() if cache.exists() else b"")
+    # False: a cache of another GPU or version is refused, and not written over.
     return timing if timing is not None and config.set_timing_cache(timing, False) else None

@@ -34,11 +34,7 @@ Run = Callable[[Arrays], Arrays]
 
 
 class LoadedEngine:
-    """An engine with its execution contexts; ``seconds`` is the time to load it, by step.
-
-    Raises:
-        RunnerFailedError: the engine cannot be loaded.
-    """
+    """An engine with its execution contexts; ``seconds`` is the time to load it, by step."""
 
     def __init__(
         self,
@@ -67,6 +63,7 @@ class LoadedEngine:
     def second(self) -> EngineContext:
         """A context with a stream of its own; the first one where there is no memory for two."""
         if self._second is None:
+            # It shares the engine's weights but needs activation memory of its own.
             count = len(self._logger.messages)
             try:
                 self._second = self._context(self._cuda.with_own_stream())
@@ -138,7 +135,7 @@ class EngineContext:
     def latency_ms(self, arrays: Arrays) -> float:
         """Returns the median device time of one inference after a warm-up, without copies."""
         with self._bound(arrays) as buffers:
-            self._enqueue(buffers)
+            self._enqueue(buffers)  # gives the outputs their memory
             self._cuda.synchronise()
             buffers.fix()
             deadline = time.perf_counter() + 0.1

@@ -30,6 +30,7 @@ def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequenc
     profile = {}
     for name in names:
         shapes = [s.shapes[name] for s in samples]
+        # TensorRT tunes for opt: the first sample is taken for the usual one.
         smallest, usual, largest = profile[name] = given.get(name) or (
             tuple(map(min, zip(*shapes, strict=True))),
             shapes[0],

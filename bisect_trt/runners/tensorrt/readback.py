@@ -25,6 +25,7 @@ _SPELLINGS = {
 }
 # TensorRT 10 writes ``Format/Datatype``, 11 two fields.
 _TYPE_FIELDS = ("Format/Datatype", "Datatype", "DataType", "Type", "Format")
+# A node's name may contain brackets: it ends before a separator or the next entry.
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1e\x1f]|\[ONNX Layer|$|\s*\+)")
 _NOTABLE = re.compile(
     r"layernorm|overflow|precision|FP16|half|subnormal|fp32|out of range|NaN|infin", re.IGNORECASE

@@ -83,13 +83,8 @@ class TensorRTRunner:
         arguments = {"module": module, "caches": str(caches) if caches else None}
         self._hire = partial(hire, ENGINE_WORKER, arguments)
         self._worker = self._hire()
-        try:
-            described: dict[str, str] = self._worker.call("describe", weak, timeout_s=timeout_s)
-        except (RunnerFailedError, RunnerUnavailableError):
-            self._worker.close()
-            raise
         self.versions: Mapping[str, str] = {
-            **described,
+            **_described(self._worker, weak, timeout_s=timeout_s),
             "typing": "weak" if weak else "strong",
             "profile": str(sorted(self._profile.items())),
             "runs": f"{repeats} to {max(repeats, ENOUGH)} in 2 contexts",
@@ -216,21 +211,12 @@ class BuildOnlyRunner:
         self._values = values_of(samples)
         self._timeout_s = timeout_s
         self._worker = IsolatedWorker(BUILD_WORKER, {"module": module})
-        try:
-            described: dict[str, str] = self._worker.call("describe", timeout_s=timeout_s)
-        except RunnerFailedError:
-            self._worker.close()
-            raise
-        self.versions: Mapping[str, str] = described
+        self.versions: Mapping[str, str] = _described(self._worker, timeout_s=timeout_s)
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """Builds the engine; returns no outputs.
-
-        Raises:
-            RunnerFailedError: the engine does not build.
-        """
+        """Builds the engine; returns no outputs."""
         tf32 = plan.base is Precision.TF32
         with file_form(to_typed(self._graph, plan)) as source:
             request = EngineRequest(source, self._profile, tf32, values=self._values)
@@ -244,6 +230,16 @@ class BuildOnlyRunner:
     def close(self) -> None:
         """Ends the child process."""
         self._worker.close()
+
+
+def _described(worker: Remote, *arguments: Any, timeout_s: float | None) -> dict[str, str]:
+    """Returns the worker's versions; closes the worker if it fails."""
+    try:
+        described: dict[str, str] = worker.call("describe", *arguments, timeout_s=timeout_s)
+    except (RunnerFailedError, RunnerUnavailableError):
+        worker.close()
+        raise
+    return described
 
 
 def _as_float32(array: NDArray[Any]) -> NDArray[Any]:

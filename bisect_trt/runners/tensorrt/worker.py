@@ -40,6 +40,7 @@ class _Engine:
     def run(self, samples: Sequence[Arrays], repeats: int) -> EngineAnswer:
         """Returns the engine's answers to ``samples``."""
         began, loaded = time.perf_counter(), self.loaded
+        # A single run needs no second context, nor its memory.
         contexts = [loaded.first.run, loaded.second.run] if repeats > 1 else [loaded.first.run]
         answers = run_repeatedly(
             [_named(sample, self.renamed) for sample in samples], contexts, repeats
@@ -49,10 +50,7 @@ class _Engine:
 
 
 class EngineWorker:
-    """Builds and executes engines; the last one is kept for further samples.
-
-    ``caches`` is a folder for timing and kernel caches.
-    """
+    """Builds and runs engines, and keeps the last one; ``caches`` is a folder for caches."""
 
     def __init__(self, module: str | None, caches: str | None = None) -> None:
         self._trt = import_tensorrt(module)
@@ -61,11 +59,7 @@ class EngineWorker:
         self._kept: _Engine | None = None
 
     def describe(self, weak: bool = False) -> dict[str, str]:
-        """Returns the versions and the GPU.
-
-        Raises:
-            RunnerUnavailableError: this TensorRT has no such typing.
-        """
+        """Returns the versions and the GPU; refuses a typing that this TensorRT lacks."""
         trt = self._trt
         name, flags = f"{trt.__name__} {trt.__version__}", trt.NetworkDefinitionCreationFlag
         if weak and not hasattr(trt.BuilderFlag, "FP16"):
@@ -77,11 +71,7 @@ class EngineWorker:
     def evaluate(
         self, request: EngineRequest, samples: Sequence[Arrays], repeats: int
     ) -> EngineAnswer:
-        """Builds the engine unless it is the kept one, and runs every sample.
-
-        Raises:
-            RunnerFailedError: the engine cannot be built, loaded or run.
-        """
+        """Builds the engine unless it is the kept one, and runs every sample."""
         if self._kept is None or self._kept.key != request.key:
             if self._kept is not None:  # freed first: two engines may not fit on the GPU
                 self._kept.loaded.close()
@@ -149,19 +139,11 @@ class BuildWorker:
         return {self._trt.__name__: str(self._trt.__version__)}
 
     def build(self, request: EngineRequest) -> int:
-        """Returns the size of the engine.
-
-        Raises:
-            RunnerFailedError: BUILD_FAILED.
-        """
+        """Builds the engine and returns its size."""
         return len(build_engine(self._trt, request).engine)
 
     def types(self, request: EngineRequest) -> dict[str, tuple[str, ...]]:
-        """Returns the output types of each ONNX node after parsing.
-
-        Raises:
-            RunnerFailedError: BUILD_FAILED.
-        """
+        """Returns the output types of each ONNX node after parsing."""
         logger = make_logger(self._trt)
         network = parse(self._trt, self._trt.Builder(logger), logger, request)
         return node_types(self._trt, network, request.producers)
