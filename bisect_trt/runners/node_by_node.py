@@ -131,7 +131,7 @@ class NodeSessions:
         return NodeSession(session, names, tuple(o.name for o in outputs))
 
 
-Places = Mapping[Precision, tuple[int, ...]]
+Positions = Mapping[Precision, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ class Step:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     reduced_at: tuple[Precision, ...]
-    reduced_in: Places
-    reduced_out: Places
+    reduced_in: Positions
+    reduced_out: Positions
     frees: tuple[str, ...]
 
     def reduces(self, precision: Precision) -> bool:
@@ -158,7 +158,7 @@ class Step:
 
 
 @dataclass
-class Chain:
+class Execution:
     """One execution of the model under one plan, as far as it has come.
 
     ``values`` are the live tensors, ``versions`` rounded copies of them, ``state`` the precision
@@ -175,8 +175,7 @@ class Chain:
         for name in names:
             self.values.pop(name, None)
         if self.versions:
-            gone = set(names)
-            for key in [k for k in self.versions if k[0] in gone]:
+            for key in [k for k in self.versions if k[0] in names]:
                 del self.versions[key]
 
 
@@ -193,11 +192,11 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
         for tensor in (*inputs, *outputs):
             last_use[tensor] = index
         parts.append((index, slots, inputs, outputs))
-    rounded = {p: list_roundings(graph, p) for p in Precision}
+    all_roundings = {p: list_roundings(graph, p) for p in Precision}
     steps = []
     for index, slots, inputs, outputs in parts:
         unread = {t for t in {*inputs, *outputs} if last_use[t] == index}
-        here = {p: roundings[index] for p, roundings in rounded.items()}
+        roundings = {p: by_node[index] for p, by_node in all_roundings.items()}
         steps.append(
             Step(
                 index,
@@ -205,10 +204,10 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
                 inputs,
                 outputs,
                 tuple(p for p in Precision if graph.role(index, p).kind is Kind.LAYER),
-                {p: tuple(map(slots.index, r.operands)) for p, r in here.items()},
+                {p: tuple(map(slots.index, r.operands)) for p, r in roundings.items()},
                 {
                     p: tuple(outputs.index(x.tensor) for x in r.results.values())
-                    for p, r in here.items()
+                    for p, r in roundings.items()
                 },
                 tuple(unread.difference(graph.outputs)),
             )
@@ -260,12 +259,12 @@ class NodeByNode:
 
     def outputs(self, sample: Sample, plan: PrecisionPlan) -> Arrays:
         """Returns the model's outputs on ``sample`` under ``plan``."""
-        chain = self._start(sample)
+        execution = self._start(sample)
         for step in self._steps:
             precision = plan.precision_of(step.name)
-            self._keep(step, precision, self._execute(step, precision, chain), chain)
-            chain.free(step.frees)
-        return {name: self._fetch(name, chain) for name in self._graph.outputs}
+            self._keep(step, precision, self._execute(step, precision, execution), execution)
+            execution.free(step.frees)
+        return {name: self._fetch(name, execution) for name in self._graph.outputs}
 
     def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
         """Yields the float outputs of each layer that can run at the plan's base, in order."""
@@ -280,18 +279,18 @@ class NodeByNode:
         self, sample: Sample, precision: Precision
     ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
         """Yields (layer, tensor, FP32 values) of each float output that ``precision`` reduces."""
-        chain = self._start(sample)
+        execution = self._start(sample)
         for step in self._steps:
-            results = self._execute(step, Precision.FP32, chain)
+            results = self._execute(step, Precision.FP32, execution)
             if step.reduces(precision):
                 for tensor, value in zip(step.outputs, results, strict=True):
                     if value.data_type() == "tensor(float)":
                         yield step.name, tensor, viewed(value)
-            self._keep(step, Precision.FP32, results, chain)
-            chain.free(step.frees)
+            self._keep(step, Precision.FP32, results, execution)
+            execution.free(step.frees)
 
     def _traced(
-        self, step: Step, plan: PrecisionPlan, exact: Chain, low: Chain
+        self, step: Step, plan: PrecisionPlan, exact: Execution, low: Execution
     ) -> Iterator[LayerValues]:
         """Executes ``step`` in both executions, and yields its outputs where it is a layer."""
         precision = plan.precision_of(step.name)
@@ -314,20 +313,20 @@ class NodeByNode:
         self._keep(step, Precision.FP32, reference, exact)
 
     @staticmethod
-    def _start(sample: Sample) -> Chain:
+    def _start(sample: Sample) -> Execution:
         """An execution of which no step has run yet."""
         owners = {name: owned(array) for name, array in sample.arrays.items()}
-        return Chain({n: value_of(o) for n, o in owners.items()}, owners=tuple(owners.values()))
+        return Execution({n: value_of(o) for n, o in owners.items()}, owners=tuple(owners.values()))
 
-    def _execute(self, step: Step, precision: Precision, chain: Chain) -> list[Value]:
+    def _execute(self, step: Step, precision: Precision, execution: Execution) -> list[Value]:
         if not step.reduces(precision):
             precision = Precision.FP32
         rounded = step.reduced_in[precision]
         owners: list[ort.OrtValue] = []  # must live until the call is done
         values = [
-            self._rounded(name, precision, chain, owners)
+            self._rounded(name, precision, execution, owners)
             if position in rounded
-            else self._value(name, chain, owners)
+            else self._value(name, execution, owners)
             for position, name in enumerate(step.inputs)
         ]
         node = self._graph.proto.graph.node[step.index]
@@ -343,7 +342,7 @@ class NodeByNode:
             raise failure_of_session(where, error) from error
 
     def _in_range(
-        self, step: Step, precision: Precision, exact: Chain, output: NDArray[Any]
+        self, step: Step, precision: Precision, exact: Execution, output: NDArray[Any]
     ) -> bool:
         """True if ``output`` and the rounded operands of ``step`` are in ``precision``'s range."""
         # The values inside the bodies of control flow are not known here.
@@ -356,36 +355,38 @@ class NodeByNode:
         return all(largest_finite(a) <= largest for a in (output, *read))
 
     @staticmethod
-    def _keep(step: Step, precision: Precision, results: Sequence[Value], chain: Chain) -> None:
-        chain.values.update(zip(step.outputs, results, strict=True))
+    def _keep(
+        step: Step, precision: Precision, results: Sequence[Value], execution: Execution
+    ) -> None:
+        execution.values.update(zip(step.outputs, results, strict=True))
         if step.reduces(precision):
             for name in (step.outputs[i] for i in step.reduced_out[precision]):
-                chain.state[name] = precision
+                execution.state[name] = precision
 
-    def _value(self, name: str, chain: Chain, owners: list[ort.OrtValue]) -> Value:
+    def _value(self, name: str, execution: Execution, owners: list[ort.OrtValue]) -> Value:
         """A live tensor, or a constant; appends the constant's owner to ``owners``."""
-        if name in chain.values:
-            return chain.values[name]
+        if name in execution.values:
+            return execution.values[name]
         owners.append(self._constants.owner(name))
         return value_of(owners[-1])
 
     def _rounded(
-        self, name: str, precision: Precision, chain: Chain, owners: list[ort.OrtValue]
+        self, name: str, precision: Precision, execution: Execution, owners: list[ort.OrtValue]
     ) -> Value:
         if name in self._constants:
             owners.append(self._constants.owner(name, precision))
             return value_of(owners[-1])
         # Rounding again would change nothing.
-        if is_rounded(chain.state.get(name, Precision.FP32), precision):
-            return chain.values[name]
+        if is_rounded(execution.state.get(name, Precision.FP32), precision):
+            return execution.values[name]
         key = (name, precision)
-        if key not in chain.versions:
+        if key not in execution.versions:
             session = self._sessions.rounding(precision)
-            chain.versions[key] = session.run([chain.values[name]])[0]
-        return chain.versions[key]
+            execution.versions[key] = session.run([execution.values[name]])[0]
+        return execution.versions[key]
 
-    def _fetch(self, name: str, chain: Chain) -> NDArray[Any]:
+    def _fetch(self, name: str, execution: Execution) -> NDArray[Any]:
         """A live tensor, or a copy of a constant."""
         owners: list[ort.OrtValue] = []
-        array = viewed(self._value(name, chain, owners))
+        array = viewed(self._value(name, execution, owners))
         return array.copy() if owners else array  # a constant's memory is the store's

@@ -230,7 +230,7 @@ class SwitchedSession:
         count = len(self._segments)
         # The last cut comes first: starting there saves most.
         keys: list[Hashable] = [
-            (self._identity, sample.digest, prefixes[cut]) for cut in range(count - 1, 0, -1)
+            (self._identity, sample.digest, prefixes[index]) for index in range(count - 1, 0, -1)
         ]
         hit = self._kept.first_of(keys)
         start = 0 if hit is None else count - 1 - hit[0]
