@@ -1,4 +1,4 @@
-"""The protocol every runner meets: a plan in, each sample's outputs out."""
+"""The interface of a runner: it executes one model under many plans."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 
 UNSUPPORTED = "unsupported"
-"""The key of a runner's facts for layers that it does not take at the plan's precision."""
+"""A runner's fact: the layers that it has no kernel for at the plan's precision."""
 
 
 class Repeated(dict[str, NDArray[Any]]):
-    """One sample's outputs by a runner that ran it several times: the answer that came most often.
+    """One sample's outputs from a runner that ran it several times.
 
-    ``runs`` counts all of them; ``others`` holds each answer that was not the same bit for bit, and
-    how often it came.
+    The mapping is the most frequent answer, ``runs`` counts all runs. ``others`` pairs each answer
+    that differs in any bit with its count.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class Repeated(dict[str, NDArray[Any]]):
 class Runner(Protocol):
     """Executes one model, given at construction, under many plans.
 
-    ``name`` is the word of ``--runner`` and of the cache; ``versions`` goes into run.json and,
-    with the name, into the cache's keys, because another version may answer differently.
+    ``name`` is the word of ``--runner``. ``versions`` goes into run.json and, with the name, into
+    the cache's keys: another version may answer differently.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Runner(Protocol):
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """The outputs of each of ``samples`` in order, one sample in memory at a time.
+        """Yields the outputs of each of ``samples`` in order, one sample in memory at a time.
 
         Raises:
             RunnerFailedError: the plan cannot be executed.
@@ -53,27 +53,27 @@ class Runner(Protocol):
         ...
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
-        """What else the last execution of ``plan`` showed, as plain data for the cache:
-        ``seconds`` by step, ``latency_ms``, ``engine_bytes``, ``findings``. Empty for a runner that
-        has nothing to add.
+        """Returns what else the last execution of ``plan`` showed, as plain data for the cache.
+
+        It may hold ``seconds`` by step, ``latency_ms``, ``engine_bytes``, ``findings``.
         """
         ...
 
 
 @runtime_checkable
 class Patient(Protocol):
-    """A runner that waits ``timeout_s`` seconds for an answer; None for as long as it takes."""
+    """A runner that waits ``timeout_s`` seconds for an answer; None waits for ever."""
 
     @property
     def timeout_s(self) -> float | None:
-        """What is timed out may be answered by one that waits longer."""
+        """The limit; an evaluation that timed out is repeated only under a longer one."""
         ...
 
 
 @runtime_checkable
 class Restartable(Runner, Protocol):
-    """A runner whose work is done in a process that can be replaced by a new one."""
+    """A runner that works in a process that can be replaced."""
 
     def start_afresh(self) -> None:
-        """End the process; the next plan is executed in another."""
+        """Ends the process; the next plan is executed in a new one."""
         ...

@@ -1,4 +1,4 @@
-"""Which inferences run side by side, and which sessions are open at a time."""
+"""How many inferences run side by side, and which sessions of a large model stay open."""
 
 from __future__ import annotations
 
@@ -19,35 +19,29 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Shapes = Mapping[str, tuple[int, ...]]
 
-ROOM_BYTES = 128 << 20
-"""What the activations of inferences that are made side by side may take in all."""
-
-
-def fitting(each: int, most: int) -> int:
-    """How many inferences that hold ``each`` bytes have room side by side, of ``most``."""
-    return max(1, min(most, ROOM_BYTES // max(1, each)))
+HEADROOM_BYTES = 128 << 20
+"""Memory for the activations of all inferences that run side by side."""
 
 
 class Headroom:
-    """How many inferences of ``graph`` are made side by side: as many as there are threads, or as
-    their activations have room for.
-    """
+    """How many inferences of ``graph`` fit side by side: at most one for each thread."""
 
     def __init__(self, graph: Graph, threads: int = 0) -> None:
         self._graph, self._threads = graph, threads
         self._largest: Shapes = {}
 
     def at_once(self, sample: Sample) -> int:
-        """One where it is unknown what an inference on ``sample`` holds. Of samples of several
-        shapes the largest says it for those after it.
-        """
-        self._largest = _larger(self._largest, sample.shapes)
-        each = inference_bytes(self._graph, self._largest)
-        return 1 if each is None else fitting(each, self._threads or thread_count())
+        """Returns how many inferences on samples like ``sample`` fit; 1 if that is unknown."""
+        # Inferences on larger samples may still run: the largest shapes so far count.
+        self._largest = _elementwise_max(self._largest, sample.shapes)
+        size = inference_bytes(self._graph, self._largest)
+        if size is None:
+            return 1
+        return max(1, min(self._threads or thread_count(), HEADROOM_BYTES // max(1, size)))
 
 
-def _larger(one: Shapes, other: Shapes) -> Shapes:
-    """The larger size of each dimension; ``other`` where inputs or ranks are not the same."""
+def _elementwise_max(one: Shapes, other: Shapes) -> Shapes:
+    """The larger size of each dimension; ``other`` where inputs or ranks differ."""
     if {n: len(s) for n, s in one.items()} != {n: len(s) for n, s in other.items()}:
         return dict(other)
     return {n: tuple(map(max, s, other[n])) for n, s in one.items()}
@@ -56,23 +50,22 @@ def _larger(one: Shapes, other: Shapes) -> Shapes:
 def side_by_side(
     work: Callable[[Item], Answer], items: Iterable[Item], at_once: Callable[[Item], int]
 ) -> Iterator[Answer]:
-    """The answer of each of ``items`` in order, a few of them in work at a time. Where one cannot
-    be read, those before it are answered first, as they are one after the other.
-    """
+    """Yields the answers in the order of ``items``, computed on up to ``at_once(item)`` threads."""
+    # Where an item cannot be read, the answers before it come first, as in a serial loop.
     failed: list[Exception] = []
     stream = _until_failed(items, failed)
     for first in stream:
-        most = at_once(first)
-        if most == 1:
+        threads = at_once(first)
+        if threads == 1:
             yield work(first)
             yield from map(work, stream)
             break
-        # Threads of its own: what is in work may ask for the shared ones.
-        pool = ThreadPoolExecutor(most)
+        # A pool of its own: ``work`` may use the shared one, and would wait for itself.
+        pool = ThreadPoolExecutor(threads)
         try:
-            yield from on_pool(pool, most, work, chain([first], stream), at_once)
+            yield from on_pool(pool, threads, work, chain([first], stream), at_once)
         except GeneratorExit:
-            _end_unread(pool)
+            _shut_down_abandoned(pool)
             raise
         except BaseException:
             pool.shutdown()
@@ -82,25 +75,19 @@ def side_by_side(
         raise failed[0]
 
 
-_INTERRUPT_AGAIN_S = 0.01
-
-
-def _end_unread(pool: ThreadPoolExecutor) -> None:
-    """Wait for what is in work where the reader went away.
-
-    It may be the interpreter that ends the generator, which drops what is raised meanwhile, Ctrl-C
-    too. So that is raised again a moment later.
-    """
+def _shut_down_abandoned(pool: ThreadPoolExecutor) -> None:
+    """Waits for the pool after the reader abandoned the generator; Ctrl-C is not lost."""
     try:
         pool.shutdown()
     except KeyboardInterrupt:
-        again = Timer(_INTERRUPT_AGAIN_S, interrupt_main)
+        # The interpreter drops exceptions while it closes a generator: interrupt again afterwards.
+        again = Timer(0.01, interrupt_main)
         again.daemon = True
         again.start()
 
 
 def _until_failed(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
-    """``items`` up to one that cannot be read; why it cannot is put into ``failed``."""
+    """Yields ``items`` until reading one fails; appends that error to ``failed``."""
     try:
         yield from items
     except Exception as error:
@@ -109,14 +96,14 @@ def _until_failed(items: Iterable[Item], failed: list[Exception]) -> Iterator[It
 
 @runtime_checkable
 class Holder(Protocol):
-    """Has sessions open, each of which holds a copy of the model's weights."""
+    """Has sessions open, each with a copy of the model's weights."""
 
     def release(self) -> None:
-        """Close the sessions; they are opened again when they are needed."""
+        """Closes the sessions; they are opened again when needed."""
 
 
 class Turns:
-    """Limits a large model to one session that holds a copy of its weights, to bound memory."""
+    """Limits a large model to one holder of sessions at a time, to bound memory."""
 
     def __init__(self, graph: Graph) -> None:
         self._constants = graph.constants
@@ -125,13 +112,12 @@ class Turns:
         self._lock = Lock()
 
     def take(self, holder: Holder) -> None:
-        """Called before ``holder`` opens a session: the one before it closes its own, and the pages
-        of mapped weights go back to the system, which reads them again when needed.
-        """
+        """Releases the sessions of the previous holder, before ``holder`` opens its own."""
         if not self.is_large:
             return
         with self._lock:
-            before, self._holder = self._holder, holder
-        if before is not None and before is not holder:
-            before.release()
+            previous, self._holder = self._holder, holder
+        if previous is not None and previous is not holder:
+            previous.release()
+        # Pages of memory-mapped weights return to the system, which reads them again when needed.
         self._constants.let_go()

@@ -1,4 +1,4 @@
-"""Weights rounded once, and lent to every session."""
+"""The constants of a model as ONNX Runtime's values, exact and rounded, shared by all sessions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from bisect_trt.runners.values import owned
 
 
 class ConstantStore:
-    """The constants of one graph on a device.
+    """The constants of one graph on a device, each exact and in one rounded version.
 
-    Of each, one rounded version is kept, so that weights are held twice at most, and a third time
-    only while a call is fed with a version that gave way. Those of another device than the CPU are
-    placed there when they are first read.
+    Weights are in memory twice at most, or three times while a call still uses a replaced version.
+    On a device other than the CPU they are placed at their first use.
 
     Raises:
         BadInputError: names a constant that cannot be emulated.
@@ -43,43 +42,41 @@ class ConstantStore:
         return name in self._arrays
 
     def owner(self, name: str, precision: Precision = Precision.FP32) -> ort.OrtValue:
-        """The constant ``name``, rounded to ``precision``; several threads may ask.
-
-        Whoever feeds it holds it meanwhile: it may give way to another version.
+        """Returns constant ``name``, rounded; keep it while in use, since it may be replaced.
+        Thread-safe.
         """
         with self._lock:
             if precision is Precision.FP32:
                 if name not in self._exact:
                     self._exact[name] = self._placed(self._arrays[name])
                 return self._exact[name]
-            held = self._rounded.get(name)
-            if held is None or held[0] is not precision:
-                held = None
-                self._rounded.pop(name, None)  # two would be in memory for a moment
+            version = self._rounded.get(name)
+            if version is None or version[0] is not precision:
+                version = None
+                self._rounded.pop(name, None)  # freed first: two would be in memory for a moment
                 exact = self._arrays[name]
                 array = rounded_values(exact, precision, np.dtype(np.float32))
-                held = self._rounded[name] = (precision, self._placed(array))
+                version = self._rounded[name] = (precision, self._placed(array))
                 let_go(exact)
-            return held[1]
+            return version[1]
 
     def _placed(self, array: NDArray[Any]) -> ort.OrtValue:
         return owned(array, self._device.memory, self._device.number)
 
 
 def _as_packed(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Bytes of ``array``'s shape that begin with its values as ONNX packs them: ONNX Runtime takes
-    the shape, and reads no further than it has to.
-    """
+    """Returns bytes of ``array``'s shape that begin with its values as ONNX packs them."""
+    # ONNX Runtime takes the shape from the array, and reads only as many bytes as it needs.
     packed = np.frombuffer(numpy_helper.from_array(array).raw_data, np.uint8)
-    found = np.zeros(array.shape, np.uint8)
-    flat(found)[: packed.size] = packed
-    return found
+    padded = np.zeros(array.shape, np.uint8)
+    flat(padded)[: packed.size] = packed
+    return padded
 
 
 def _ort_value(name: str, array: NDArray[Any]) -> ort.OrtValue:
-    """A constant as ONNX Runtime holds it; NumPy's own types go without a copy."""
+    """A constant as ONNX Runtime's value; NumPy's own types are not copied."""
     try:
-        # ml_dtypes: bfloat16 and the 8-bit floats, which ONNX Runtime takes as raw bits.
+        # Kind V is a type of ml_dtypes (bfloat16, 8-bit floats): ONNX Runtime takes its raw bits.
         if array.dtype.kind == "V":
             elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
             bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)

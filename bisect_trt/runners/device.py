@@ -1,4 +1,4 @@
-"""Where ONNX Runtime computes the emulator's FP32: on the CPU, or on one GPU in strict FP32."""
+"""The device that computes the emulator's FP32: the CPU, or one GPU in strict FP32."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ import onnxruntime as ort
 
 CPU_PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
 _DRIVER_TIMEOUT_S = 30.0
+"""Limit for one call of nvidia-smi."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device as sessions are made for it: ``provider`` with ``options``, ``memory`` as ONNX
-    Runtime names it, ``number`` as this process counts, ``name`` for people and caches.
+    """A device that sessions run on.
+
+    ``provider`` and its ``options`` are execution provider and settings, ``memory`` is ONNX
+    Runtime's name of its memory. ``number`` counts this process' devices, ``name`` is for people
+    and caches.
     """
 
     provider: str = CPU_PROVIDER
@@ -29,7 +33,7 @@ class Device:
 
     @property
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
-        """What a session is told; the CPU takes what the device has no kernel for."""
+        """The execution providers of a session; the CPU takes nodes that the device cannot."""
         if self.provider == CPU_PROVIDER:
             return [CPU_PROVIDER]
         return [(self.provider, dict(self.options)), CPU_PROVIDER]
@@ -39,14 +43,13 @@ CPU = Device()
 
 
 def cuda_device(name: str = "cuda", number: int = 0, memory_bytes: int = 0) -> Device:
-    """GPU ``number`` in strict FP32."""
+    """Returns GPU ``number`` in strict FP32, limited to ``memory_bytes`` unless that is 0."""
     options = {
         "device_id": str(number),
-        "use_tf32": "0",
-        # EXHAUSTIVE takes the fastest of a few timings: the same plan could get another answer in
-        # the next process.
+        "use_tf32": "0",  # TF32 is emulated like the other precisions
+        # EXHAUSTIVE picks an algorithm by timing: the next process could give another answer.
         "cudnn_conv_algo_search": "HEURISTIC",
-        # The default doubles what it holds; an engine on the same GPU needs memory too.
+        # The default doubles the arena; an engine on the same GPU needs memory too.
         "arena_extend_strategy": "kSameAsRequested",
     }
     if memory_bytes:
@@ -55,7 +58,7 @@ def cuda_device(name: str = "cuda", number: int = 0, memory_bytes: int = 0) -> D
 
 
 def why_no_provider() -> str | None:
-    """Why this ONNX Runtime cannot use CUDA at all; None where it has the provider."""
+    """Says why this ONNX Runtime cannot use CUDA; None where it has the provider."""
     if CUDA_PROVIDER in ort.get_available_providers():
         return None
     return (
@@ -66,71 +69,67 @@ def why_no_provider() -> str | None:
 
 @cache
 def load_cuda_libraries() -> None:
-    """Find CUDA's libraries in NVIDIA's own packages, where the system has none; once. From here on
-    ONNX Runtime tells errors alone: it warns of each provider that is no plugin.
-    """
-    # As the driver's tool counts GPUs, by whose numbers they are named.
+    """Loads CUDA's libraries from NVIDIA's Python packages, where the system has none; once."""
+    # nvidia-smi, whose numbers name the GPUs, counts them in this order.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    # Errors only: ONNX Runtime warns of each provider that is not a plugin.
     ort.set_default_logger_severity(3)
     if hasattr(ort, "preload_dlls"):
-        # What it does not find it prints; the session then says that CUDA does not start.
+        # It prints what it does not find; opening a session then reports that CUDA does not start.
         with contextlib.redirect_stdout(io.StringIO()):
             ort.preload_dlls()
 
 
 def tf32_override() -> dict[str, str]:
-    """The variable that decides over TF32 in every CUDA library of a process, where it is set:
-    answers depend on it.
-    """
+    """The environment variable that decides over TF32 in CUDA's libraries, where it is set."""
+    # It is part of a runner's versions, because answers depend on it.
     value = os.environ.get("NVIDIA_TF32_OVERRIDE")
     return {} if value is None else {"NVIDIA_TF32_OVERRIDE": value}
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name here: its own list where it is set, else the numbers of
-    the driver's GPUs.
-    """
+    """The GPUs that CUDA_VISIBLE_DEVICES lists, or the numbers of all GPUs where it is not set."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [device.strip() for device in listed.split(",") if device.strip()]
     try:
-        command = ["nvidia-smi", "--list-gpus"]
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_DRIVER_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        # Its exit status warns of broken hardware too: the list counts.
+        printed = _nvidia_smi("--list-gpus", check=False)
+    except (OSError, subprocess.SubprocessError):
         return []
-    lines = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]
+    lines = [line for line in printed.splitlines() if line.startswith("GPU ")]
     return [str(number) for number in range(len(lines))]
 
 
 def gpu_facts(device: str) -> tuple[str, int]:
-    """The name and the free bytes of GPU ``device`` (as CUDA_VISIBLE_DEVICES names it), as the
-    driver's tool says; ("cuda", 0) where that cannot be asked.
-    """
+    """Returns name and free bytes of a GPU of CUDA_VISIBLE_DEVICES; ("cuda", 0) where unknown."""
     try:
-        name, free = _asked(device, "name,memory.free")
+        name, free = _query_gpu(device, "name,memory.free")
         return name or "cuda", int(free) << 20
     except (OSError, subprocess.SubprocessError, ValueError):
         return "cuda", 0
 
 
 def gpu_versions(device: str) -> dict[str, str]:
-    """GPU ``device`` and its driver, by name, as the driver's tool says; nothing where that cannot
-    be asked.
-    """
+    """Returns the names of a GPU and of its driver's version; empty where unknown."""
     try:
-        name, driver = _asked(device, "name,driver_version")
+        name, driver = _query_gpu(device, "name,driver_version")
     except (OSError, subprocess.SubprocessError, ValueError):
         return {}
     return {"gpu": name, "driver": driver}
 
 
-def _asked(device: str, query: str) -> tuple[str, str]:
+def _query_gpu(device: str, query: str) -> tuple[str, str]:
     """Two facts of a GPU."""
-    command = ["nvidia-smi", "-i", device, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(
-        command, capture_output=True, text=True, timeout=_DRIVER_TIMEOUT_S, check=True
-    )
-    first, _, second = answer.stdout.strip().partition("\n")[0].rpartition(",")
+    csv = _nvidia_smi("-i", device, f"--query-gpu={query}", "--format=csv,noheader,nounits")
+    # The name may contain a comma; the second fact does not.
+    first, _, second = csv.strip().partition("\n")[0].rpartition(",")
     return first.strip(), second.strip()
+
+
+def _nvidia_smi(*arguments: str, check: bool = True) -> str:
+    command = ["nvidia-smi", *arguments]
+    answer = subprocess.run(
+        command, capture_output=True, text=True, timeout=_DRIVER_TIMEOUT_S, check=check
+    )
+    return answer.stdout

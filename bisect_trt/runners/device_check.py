@@ -1,7 +1,4 @@
-"""Whether a device computes strict FP32, and rounds bit for bit as NumPy does.
-
-Asked in a child process, because a driver that is broken may take its process along.
-"""
+"""Checks that a device computes strict FP32 and rounds bit for bit as NumPy does."""
 
 from __future__ import annotations
 
@@ -22,17 +19,15 @@ from bisect_trt.runners.ort_session import run_all, session_as_written
 from bisect_trt.runners.process import IsolatedWorker
 
 CHECKER = "bisect_trt.runners.device_check:DeviceChecker"
-_CHECK_TIMEOUT_S = 120.0
-
 _STRICTNESS_FACTOR = 8.0
-"""How much smaller than TF32's an FP32 error must be; a Winograd convolution's is ten times."""
+"""How much smaller than TF32's an error must be to be FP32's."""
 
 Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Strictness:
-    """The largest relative errors of a matrix product and a convolution, and those of TF32."""
+    """Largest relative errors of a matrix product and a convolution: the device's, and TF32's."""
 
     product: float
     product_tf32: float
@@ -41,7 +36,8 @@ class Strictness:
 
     @property
     def is_strict(self) -> bool:
-        """Whether both are FP32."""
+        """True if both operations are FP32."""
+        # The FP32 error of a Winograd convolution is only about ten times smaller than TF32's.
         return (
             self.product < self.product_tf32 / _STRICTNESS_FACTOR
             and self.convolution < self.convolution_tf32 / _STRICTNESS_FACTOR
@@ -55,29 +51,30 @@ class Strictness:
 
 
 def why_not_on_cuda() -> str | None:
-    """Why the emulator cannot run on the GPU that a process sees first; None where it can."""
+    """Says why the emulator cannot run on this process' first GPU; None where it can."""
     missing = why_no_provider()
     if missing is not None:
         return missing
+    # In a child process, because a broken driver may end the process that asks it.
     with IsolatedWorker(CHECKER, {"device": cuda_device()}) as worker:
         try:
-            worker.call("check", timeout_s=_CHECK_TIMEOUT_S)
+            worker.call("check", timeout_s=120.0)
         except BisectError as error:
             return one_line(error)
     return None
 
 
 class DeviceChecker:
-    """The child's side."""
+    """Checks a device, in the child process."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
     def check(self) -> Strictness:
-        """How strict FP32 is.
+        """Returns how strict the device's FP32 is.
 
         Raises:
-            RunnerUnavailableError: it is TF32, a rounding is another one, or nothing runs.
+            RunnerUnavailableError: FP32 is TF32, a rounding differs, or nothing runs.
         """
         for precision in (Precision.FP16, Precision.BF16, Precision.TF32):
             wrong = wrong_roundings(self._device, precision)
@@ -98,12 +95,11 @@ class DeviceChecker:
 def awkward_numbers() -> Float32:
     """Numbers at which roundings differ: ties, ends of ranges, subnormals, infinities and NaN."""
     formats = (np.float16, ml_dtypes.bfloat16)
-    steps = [np.arange(1 << 16, dtype=np.uint16).view(f).astype(np.float32) for f in formats]
-    every = np.concatenate(steps)
+    values = [np.arange(1 << 16, dtype=np.uint16).view(f).astype(np.float32) for f in formats]
+    every = np.concatenate(values)
     every = np.sort(every[np.isfinite(every)])
-    # Midway between neighbours, and one float beside that.
-    ties = (every[1:].astype(np.float64) + every[:-1]) / 2
-    middle = ties.astype(np.float32)
+    # Ties lie midway between neighbours; one FP32 step beside a tie the rounding is decided.
+    middle = ((every[1:].astype(np.float64) + every[:-1]) / 2).astype(np.float32)
     beside = [np.nextafter(middle, np.float32(s * np.inf)) for s in (1, -1)]
     random = np.random.default_rng(0).integers(0, 1 << 32, 20_000, np.uint32).view(np.float32)
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 65519.0, 65520.0, 3.4e38], np.float32)
@@ -111,11 +107,11 @@ def awkward_numbers() -> Float32:
 
 
 def wrong_roundings(device: Device, precision: Precision) -> int:
-    """How many of :func:`awkward_numbers` ``device`` rounds otherwise than NumPy."""
+    """Counts the :func:`awkward_numbers` that ``device`` rounds otherwise than NumPy."""
     numbers = awkward_numbers()
     if precision is Precision.TF32:
-        # Splitting makes NaN of what is too large to be split, which NumPy's side leaves alone, and
-        # whether floats that are subnormal themselves are kept is the device's own business.
+        # The emulated model rounds to TF32 by splitting, which makes NaN of the largest numbers;
+        # NumPy's rounding keeps them. A device may flush FP32's own subnormals.
         size = np.abs(numbers)
         numbers = numbers[(size == 0.0) | ((size >= 2.0**-126) & (size < 1e34))]
     model = rounding_model(precision)
@@ -127,7 +123,7 @@ def wrong_roundings(device: Device, precision: Precision) -> int:
 
 
 def strictness(device: Device) -> Strictness:
-    """The errors of ``device`` on seeded numbers."""
+    """Measures the errors of ``device`` on seeded random numbers."""
     random = np.random.default_rng(0)
 
     def numbers(*shape: int) -> Float32:
@@ -147,7 +143,7 @@ def _errors(
     b: Float32,
     exact: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
 ) -> tuple[float, float]:
-    """The largest error of ``operator`` on ``device``, and TF32's, over the largest result."""
+    """The largest errors of ``operator`` on ``device`` and of TF32, over the largest result."""
     values = [
         helper.make_tensor_value_info(n, TensorProto.FLOAT, shape)
         for n, shape in (("a", a.shape), ("b", b.shape), ("y", None))
@@ -165,7 +161,7 @@ def _errors(
 
 
 def _convolution(x: NDArray[np.float64], w: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Without padding, of strides 1: (1, c, h, w) and (m, c, kh, kw) to (1, m, h - kh + 1, ...)."""
+    """Convolves (n, c, h, w) with (m, c, kh, kw): strides 1, no padding, in FP64."""
     windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], axis=(2, 3))
     found: NDArray[np.float64] = np.einsum("nchwij,mcij->nmhw", windows, w, optimize=True)
     return found

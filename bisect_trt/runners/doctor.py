@@ -1,4 +1,4 @@
-"""What is installed, which runners work here, and why the others do not."""
+"""The command ``doctor``: what is installed, which runners work here, and why others do not."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ _PACKAGES = (
     "tensorrt-rtx-cu13",
     "cuda-bindings",
 )
-START_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of ``doctor``: ``works`` is None for a mere fact."""
+    """One line of ``doctor``: name, whether it works (None for a mere fact), detail."""
 
     name: str
     works: bool | None
@@ -38,7 +37,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """What is installed, then the runners; TensorRT and the GPU are asked in child processes."""
+    """Lists what is installed, then the runners; GPUs are examined in child processes."""
     checks = [Check("python", None, platform.python_version())]
     checks += [Check(package, None, _version(package)) for package in _PACKAGES]
     works = "CPUExecutionProvider" in ort.get_available_providers()
@@ -74,7 +73,7 @@ def _emulator_on_cuda() -> Check:
 def _tensorrt() -> Check:
     with IsolatedWorker(ENGINE_WORKER, {"module": None}) as worker:
         try:
-            described: dict[str, str] = worker.call("describe", timeout_s=START_TIMEOUT_S)
+            described: dict[str, str] = worker.call("describe", timeout_s=120.0)
         except BisectError as error:
             return Check("runner tensorrt", False, one_line(error))
     detail = ", ".join(f"{name} {value}" for name, value in described.items())

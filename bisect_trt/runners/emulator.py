@@ -1,4 +1,4 @@
-"""The ``emulated`` runner: FP32 arithmetic with every rounding of a plan made explicit."""
+"""The ``emulated`` runner: FP32 arithmetic, with every rounding of a plan as an operation."""
 
 from __future__ import annotations
 
@@ -24,21 +24,17 @@ from bisect_trt.runners.switched_session import KeptActivations, SwitchedSession
 
 
 def versions_on(device: Device) -> dict[str, str]:
-    """What the emulator's answers depend on where ``device`` computes them."""
+    """What the emulator's answers depend on, where ``device`` computes them."""
     found = {"onnxruntime": ort.__version__, "onnx": onnx.__version__}
     return found if device == CPU else {**found, "emulated on": device.name}
 
 
 class EmulatedRunner:
-    """Executes a model with explicit roundings.
+    """Executes a model with every rounding made explicit.
 
-    Args:
-        model: an FP32 model, or its :class:`Graph`.
-        base: the precision that most evaluations will use.
-        threads: what one call of ONNX Runtime may use; 0 for all cores.
-        device: what computes the evaluations and the sensitivities; what needs every layer's values
-            is run on the CPU.
-        constants: those of the same model, where another emulator holds them already.
+    ``base`` is the precision that most evaluations use, ``threads`` the limit of one call (0: all
+    cores). ``device`` computes evaluations and sensitivities; what needs the values of every layer
+    runs on the CPU. ``constants`` are shared with another emulator of the same model.
     """
 
     name = "emulated"
@@ -57,56 +53,56 @@ class EmulatedRunner:
         self._capable = with_roundings(self.graph, base)
         self.constants = constants or ConstantStore(self._capable)
         self.device = device
-        self._placed = self.constants
+        self._device_constants = self.constants
         if device != CPU:
             load_cuda_libraries()
-            self._placed = ConstantStore(self._capable, device)
+            self._device_constants = ConstantStore(self._capable, device)
         self._base = base
         self._threads = threads
-        # The base's session, and that of one other pair of precisions.
+        # By base and pin precision: the usual pair's session, and at most one other.
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         self._node_by_node = NodeByNode(self._capable, self.constants, threads)
         self._kept = KeptActivations()
-        self._reduced: tuple[PrecisionPlan, frozenset[str]] | None = None
+        self._last_reduced: tuple[PrecisionPlan, frozenset[str]] | None = None
         self._after_lookups: EmulatedRunner | None = None
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
-        asked = ((*self._taking(sample)._session_for(plan), sample) for sample in samples)
-        yield from side_by_side(_run, asked, lambda one: one[0].at_once(one[2]))
+        runs = ((*self._runner_of(sample)._session_for(plan), sample) for sample in samples)
+        yield from side_by_side(_run, runs, lambda run: run[0].at_once(run[2]))
 
     @property
     def capable(self) -> Graph:
-        """The model that is run: the given one, or the same at the opset that roundings need."""
+        """The model that is executed: the given one, at an opset that can express the roundings."""
         return self._capable
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
 
     def outputs_by_node(self, plan: PrecisionPlan, sample: Sample) -> Arrays:
-        """One sample's outputs, as :meth:`NodeByNode.outputs`."""
-        runner = self._taking(sample)
+        """Returns one sample's outputs, as :meth:`NodeByNode.outputs`."""
+        runner = self._runner_of(sample)
         return runner._node_by_node.outputs(sample, runner._of_capable(plan))
 
     def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
         """As :meth:`NodeByNode.trace`."""
-        runner = self._taking(sample)
+        runner = self._runner_of(sample)
         return runner._node_by_node.trace(sample, runner._of_capable(plan))
 
     def exact(
         self, sample: Sample, precision: Precision
     ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
         """As :meth:`NodeByNode.exact`."""
-        return self._taking(sample)._node_by_node.exact(sample, precision)
+        return self._runner_of(sample)._node_by_node.exact(sample, precision)
 
     def sensitivities(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Mapping[str, NDArray[Any]] | None]]:
-        """The model's outputs when only one layer is reduced, for each of ``wanted``."""
-        session, _ = self._taking(sample)._session_for(PrecisionPlan(precision))
+        """Yields the outputs with one layer reduced, for each of ``wanted``; None if that fails."""
+        session, _ = self._runner_of(sample)._session_for(PrecisionPlan(precision))
         return session.sensitivities(sample, wanted)
 
     def release(self) -> None:
-        """Close all sessions and forget kept activations; the next plan opens its own."""
+        """Closes all sessions and forgets kept activations; the next plan opens its own."""
         self._switched.clear()
         self._kept.clear()
         self._node_by_node.release()
@@ -114,19 +110,17 @@ class EmulatedRunner:
             self._after_lookups.release()
 
     def forget(self) -> None:
-        """Forget kept activations: the next run of any plan starts at the inputs."""
+        """Forgets kept activations: the next run of any plan starts at the inputs."""
         self._kept.clear()
 
     @property
     def layers_on_cpu(self) -> list[str]:
-        """The layers that the CPU ran in place of the device, as far as anything was run."""
+        """The layers that ran on the CPU instead of the device, in all runs so far."""
         ran = {name for session in self._switched.values() for name in session.on_cpu}
         return [layer.name for layer in self.graph.layers if layer.name in ran]
 
-    def _taking(self, sample: Sample) -> EmulatedRunner:
-        """Who runs ``sample``: this one, or where it brings what the model would look up, one of
-        the model that begins there.
-        """
+    def _runner_of(self, sample: Sample) -> EmulatedRunner:
+        """This runner, or one of the model behind its lookups where ``sample`` replaces these."""
         graph = self.graph.taking(sample.arrays)
         if graph is self.graph:
             return self
@@ -138,28 +132,29 @@ class EmulatedRunner:
                 device=self.device,
                 constants=self.constants,
             )
-            self._after_lookups._placed = self._placed
+            self._after_lookups._device_constants = self._device_constants
         return self._after_lookups
 
     def _of_capable(self, plan: PrecisionPlan) -> PrecisionPlan:
         return with_new_nodes_pinned(self.graph, self._capable, plan)
 
     def _session_for(self, plan: PrecisionPlan) -> tuple[SwitchedSession, frozenset[str]]:
-        """A session that holds ``plan``, and the layers it reduces there."""
+        """The session that can run ``plan``, and the layers that it reduces there."""
         reduced = self._reduced_by(plan)
         low = plan.base
         if not reduced and plan.pin_precision is Precision.FP32:
-            low = self._base  # any session computes plain FP32
+            low = self._base  # any session computes plain FP32: no other one need be opened
         key = (low, plan.pin_precision)
         if key not in self._switched:
             usual = (self._base, Precision.FP32)
             if key != usual:
+                # At most two sessions of the model are open: the usual one stays.
                 for other in [k for k in self._switched if k != usual]:
                     del self._switched[other]
                 give_back()
             self._switched[key] = SwitchedSession(
                 self._capable,
-                self._placed,
+                self._device_constants,
                 *key,
                 threads=self._threads,
                 device=self.device,
@@ -168,14 +163,14 @@ class EmulatedRunner:
         return self._switched[key], reduced
 
     def _reduced_by(self, plan: PrecisionPlan) -> frozenset[str]:
-        """The layers that ``plan`` reduces, found once for all samples."""
-        known = self._reduced
-        if known is None or known[0] != plan:
+        """The layers that ``plan`` reduces, computed once for all samples."""
+        last = self._last_reduced
+        if last is None or last[0] != plan:
             names = {layer.name for layer in self.graph.layers_at(plan.base)}
-            known = self._reduced = (plan, frozenset(names - plan.pinned))
-        return known[1]
+            last = self._last_reduced = (plan, frozenset(names - plan.pinned))
+        return last[1]
 
 
-def _run(asked: tuple[SwitchedSession, frozenset[str], Sample]) -> Arrays:
-    session, reduced, sample = asked
+def _run(run: tuple[SwitchedSession, frozenset[str], Sample]) -> Arrays:
+    session, reduced, sample = run
     return session.run(sample, reduced)

@@ -1,4 +1,4 @@
-"""The emulator on several workers, each of which holds the model."""
+"""The emulator on several workers, each with the whole model."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from bisect_trt.runners.process import WorkerPool
 
 SERVER = "bisect_trt.runners.emulator_workers:EmulationServer"
 LAYERS_PER_CALL = 12
+"""Layers whose sensitivities a worker computes in one call."""
 
 NamedArrays = dict[str, NDArray[Any]]
 
@@ -50,10 +51,8 @@ class EmulatorPool:
     def sensitivities(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Arrays | None]]:
-        """As :meth:`EmulatedRunner.sensitivities`, on all workers at once.
-
-        A call runs the model up to its layers, so each is about neighbours.
-        """
+        """As :meth:`EmulatedRunner.sensitivities`, on all workers at once."""
+        # A call runs the model once up to its first layer, so each call has neighbouring layers.
         parts = [wanted[i : i + LAYERS_PER_CALL] for i in range(0, len(wanted), LAYERS_PER_CALL)]
 
         def ask(part: Sequence[str]) -> list[tuple[str, Arrays | None]]:
@@ -67,11 +66,8 @@ class EmulatorPool:
                 yield from answer
 
     def _call(self, inferences: int, method: str, *arguments: Any) -> Any:
-        """The answer of a worker.
-
-        Raises:
-            MachineError: the workers asked died or hung, again and again.
-        """
+        """Returns a worker's answer; MachineError if workers were lost at every attempt."""
+        # The time-out is that of one inference.
         limit = None if self.timeout_s is None else self.timeout_s * max(1, inferences)
         try:
             return self._worker_pool.call(method, *arguments, timeout_s=limit)
@@ -85,7 +81,7 @@ class EmulatorPool:
             ) from error
 
     def close(self) -> None:
-        """End the workers."""
+        """Ends the workers."""
         self._worker_pool.close()
 
 
@@ -97,7 +93,7 @@ def server_arguments(
     *,
     elsewhere: bool = False,
 ) -> dict[str, Any]:
-    """What an :class:`EmulationServer` is made of; ``elsewhere`` for one on another machine.
+    """The arguments of an :class:`EmulationServer`; ``elsewhere`` if it is on another machine.
 
     Raises:
         BadInputError: the model does not fit into one message.
@@ -117,11 +113,7 @@ def server_arguments(
 
 
 class EmulationServer:
-    """Holds the model; ``threads`` and ``device`` are what one worker may use.
-
-    Raises:
-        RunnerUnavailableError: the device is none that the emulator can rely on.
-    """
+    """The worker's side: an emulator of one model."""
 
     def __init__(
         self,
@@ -130,19 +122,19 @@ class EmulationServer:
         threads: int,
         device: Device = CPU,
     ) -> None:
-        if device != CPU:  # it may be on another machine
+        if device != CPU:  # the worker may be on another machine: its own device is checked
             DeviceChecker(device).check()
         proto = onnx.load_from_string(model)
         self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
 
     def outputs(self, plan: str, samples: Sequence[Sample]) -> list[NamedArrays]:
-        """The outputs of each of ``samples`` under ``plan`` (its JSON)."""
-        found = self._runner.outputs(PrecisionPlan.from_json(plan), samples)
-        return [dict(outputs) for outputs in found]
+        """Returns the outputs of each of ``samples`` under ``plan`` (its JSON)."""
+        answers = self._runner.outputs(PrecisionPlan.from_json(plan), samples)
+        return [dict(outputs) for outputs in answers]
 
     def sensitivities(
         self, sample: Sample, precision: str, layers: Sequence[str]
     ) -> list[tuple[str, NamedArrays | None]]:
         """As :meth:`EmulatedRunner.sensitivities`, all in one answer."""
-        found = self._runner.sensitivities(sample, Precision(precision), layers)
-        return [(name, None if outputs is None else dict(outputs)) for name, outputs in found]
+        answers = self._runner.sensitivities(sample, Precision(precision), layers)
+        return [(name, None if outputs is None else dict(outputs)) for name, outputs in answers]

@@ -1,15 +1,10 @@
-"""The network run node by node, for what needs every layer's values: errors by layer.
-
-Each kind of node has a session of its own; values are freed after their last use, so that memory
-does not grow with the number of layers.
-"""
+"""Executes a model node by node, to compare the values of every layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from sys import intern
 from typing import Any
 
 import numpy as np
@@ -35,17 +30,17 @@ from bisect_trt.runners.values import Value, caller, owned, value_of, viewed
 
 @dataclass(frozen=True)
 class NodeSession:
-    """A ready session: fed with ``inputs`` in order, it gives ``outputs`` in order."""
+    """A session of one node; feeds and results are in the order of ``inputs`` and ``outputs``."""
 
     session: ort.InferenceSession
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
     def run(self, values: Sequence[Value]) -> list[Value]:
-        """The results for ``values``, one for each input."""
+        """Returns the results for ``values``, one for each input."""
         feed = dict(zip(self.inputs, values, strict=True))
         results = self._call(feed, self.outputs, None)
-        return [results[i] for i in range(len(self.outputs))]
+        return [results[i] for i in range(len(self.outputs))]  # see ``caller``
 
     @cached_property
     def _call(self) -> Callable[..., Any]:
@@ -53,7 +48,7 @@ class NodeSession:
 
 
 def type_proto(text: str) -> onnx.TypeProto:
-    """The ONNX type that ONNX Runtime spells ``text``, such as ``seq(tensor(int64))``."""
+    """Parses ONNX Runtime's spelling of a type, such as ``seq(tensor(int64))``."""
     outer, _, inner = text.partition("(")
     inner = inner[:-1]
     if outer == "tensor":
@@ -64,13 +59,12 @@ def type_proto(text: str) -> onnx.TypeProto:
 
 
 class NodeSessions:
-    """Makes and keeps the sessions of one model's nodes."""
+    """Opens and keeps the sessions of one model's nodes; equal nodes share one."""
 
     def __init__(self, model: onnx.ModelProto, threads: int = 0) -> None:
         self._model = model
         self._threads = threads
         self._sessions: dict[object, NodeSession] = {}
-        self._attributes: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -78,22 +72,21 @@ class NodeSessions:
     def node(
         self, index: int, precision: Precision, types: Sequence[str], rounded: Collection[int]
     ) -> NodeSession:
-        """The session of one node."""
+        """Returns node ``index``'s session; its inputs at ``rounded`` are rounded already."""
         node = self._model.graph.node[index]
         captures = captured_names(node)
-        if index not in self._attributes:
-            self._attributes[index] = b"".join(
-                sorted(a.SerializeToString() for a in node.attribute)
-            )
-        shape = tuple(bool(i) for i in node.input), tuple(bool(o) for o in node.output)
-        attributes: object = index if captures else self._attributes[index]
-        key = (node.domain, node.op_type, attributes, shape, tuple(types), precision)
+        # A body that captures outer tensors names them: its session serves this node only.
+        attributes: object = index
+        if not captures:
+            attributes = b"".join(sorted(a.SerializeToString() for a in node.attribute))
+        present = tuple(bool(i) for i in node.input), tuple(bool(o) for o in node.output)
+        key = (node.domain, node.op_type, attributes, present, tuple(types), precision)
         if key not in self._sessions:
             self._sessions[key] = self._make(node, captures, precision, types, rounded)
         return self._sessions[key]
 
     def rounding(self, precision: Precision) -> NodeSession:
-        """The session that rounds any float tensor to ``precision``."""
+        """Returns the session that rounds any float tensor to ``precision``."""
         if precision not in self._sessions:
             model = rounding_model(precision)
             self._sessions[precision] = NodeSession(
@@ -109,18 +102,19 @@ class NodeSessions:
         types: Sequence[str],
         rounded: Collection[int],
     ) -> NodeSession:
+        # Tensors are renamed by their slots, so that equal nodes share the session.
         new = onnx.NodeProto()
         new.CopyFrom(node)
         new.name = "node"
-        own = []
+        operands = []
         for slot, name in enumerate(node.input):
             if name:
                 new.input[slot] = f"__node_in_{slot}"
-                own.append(new.input[slot])
+                operands.append(new.input[slot])
         for slot, name in enumerate(node.output):
             if name:
                 new.output[slot] = f"__node_out_{slot}"
-        names = (*own, *captures)
+        names = (*operands, *captures)
         inputs = [
             helper.make_value_info(n, type_proto(t)) for n, t in zip(names, types, strict=True)
         ]
@@ -129,22 +123,24 @@ class NodeSessions:
         model = onnx.ModelProto(ir_version=max(self._model.ir_version, 4), graph=graph)
         model.opset_import.extend(self._model.opset_import)
         model.functions.extend(self._model.functions)
-        given = frozenset(names[i] for i in rounded)
+        already_rounded = frozenset(names[i] for i in rounded)
         plan = PrecisionPlan(precision)
-        emulated = EmulationRewriter(Graph(model), plan, rounded_inputs=given).rewrite()
+        rewriter = EmulationRewriter(Graph(model), plan, rounded_inputs=already_rounded)
+        emulated = rewriter.rewrite()
         session = node_session(emulated, self._threads)
         return NodeSession(session, names, tuple(o.name for o in outputs))
 
 
-Places = Mapping[Precision, tuple[int, ...]]
+Positions = Mapping[Precision, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node as it is run, with its roundings at each precision.
+    """One node to execute, with its roundings at each precision.
 
-    ``reduced_in`` holds positions among ``inputs``, ``reduced_out`` among ``outputs``; ``frees``
-    are the tensors that nobody reads after it.
+    ``reduced_at`` holds the precisions at which the node is a layer. ``reduced_in`` holds positions
+    among ``inputs``, ``reduced_out`` among ``outputs``. ``frees`` holds the tensors that no later
+    node reads.
     """
 
     index: int
@@ -152,53 +148,55 @@ class Step:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     reduced_at: tuple[Precision, ...]
-    reduced_in: Places
-    reduced_out: Places
+    reduced_in: Positions
+    reduced_out: Positions
     frees: tuple[str, ...]
 
     def reduces(self, precision: Precision) -> bool:
-        """True if the node is a layer that runs differently at ``precision``."""
+        """True if the node is a layer that can run at ``precision``."""
         return precision in self.reduced_at
 
 
 @dataclass
-class Chain:
-    """The live tensors of one history, their rounded versions, and what is rounded already."""
+class Execution:
+    """One execution of the model under one plan, as far as it has come.
+
+    ``values`` are the live tensors, ``versions`` rounded copies of them, ``state`` the precision
+    that a tensor is rounded to already. ``owners`` hold the memory of the inputs.
+    """
 
     values: dict[str, Value]
     versions: dict[tuple[str, Precision], Value] = field(default_factory=dict)
     state: dict[str, Precision] = field(default_factory=dict)
-    held: tuple[ort.OrtValue, ...] = ()
-    """The inputs' owners: ONNX Runtime's C values only borrow NumPy's memory."""
+    owners: tuple[ort.OrtValue, ...] = ()
 
     def free(self, names: Sequence[str]) -> None:
-        """Let go of tensors."""
+        """Drops tensors and their rounded copies."""
         for name in names:
             self.values.pop(name, None)
         if self.versions:
-            gone = set(names)
-            for key in [k for k in self.versions if k[0] in gone]:
+            for key in [k for k in self.versions if k[0] in names]:
                 del self.versions[key]
 
 
 def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
-    """The nodes of the main graph that are to be run, in order."""
+    """Lists the nodes of the main graph to execute, in order; constants are left out."""
     last_use: dict[str, int] = {}
     parts = []
     for index, node in enumerate(graph.proto.graph.node):
-        if node.output and node.output[0] in constants:
+        if node.output and node.output[0] in constants:  # the store has its value
             continue
         slots = tuple(i for i, tensor in enumerate(node.input) if tensor)
-        inputs = tuple(map(intern, (*(node.input[i] for i in slots), *captured_names(node))))
-        outputs = tuple(intern(o) for o in node.output if o)
+        inputs = (*(node.input[i] for i in slots), *captured_names(node))
+        outputs = tuple(o for o in node.output if o)
         for tensor in (*inputs, *outputs):
             last_use[tensor] = index
         parts.append((index, slots, inputs, outputs))
-    rounded = {p: list_roundings(graph, p) for p in Precision}
+    all_roundings = {p: list_roundings(graph, p) for p in Precision}
     steps = []
     for index, slots, inputs, outputs in parts:
         unread = {t for t in {*inputs, *outputs} if last_use[t] == index}
-        here = {p: found[index] for p, found in rounded.items()}
+        roundings = {p: by_node[index] for p, by_node in all_roundings.items()}
         steps.append(
             Step(
                 index,
@@ -206,10 +204,10 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
                 inputs,
                 outputs,
                 tuple(p for p in Precision if graph.role(index, p).kind is Kind.LAYER),
-                {p: tuple(map(slots.index, r.operands)) for p, r in here.items()},
+                {p: tuple(map(slots.index, r.operands)) for p, r in roundings.items()},
                 {
                     p: tuple(outputs.index(x.tensor) for x in r.results.values())
-                    for p, r in here.items()
+                    for p, r in roundings.items()
                 },
                 tuple(unread.difference(graph.outputs)),
             )
@@ -219,10 +217,11 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
 
 @dataclass(frozen=True)
 class LayerValues:
-    """A layer's float output: exact, with everything upstream reduced too, and reduced alone.
+    """A layer's float output in three executions.
 
-    ``in_range`` is true if whatever the layer reads and gives in FP32 fits into the reduced
-    precision's range: values that are not finite then come from small ones that became zero.
+    ``reference`` is exact, ``accumulated`` has all layers up to this one reduced, ``introduced``
+    this layer only. ``in_range``: what the layer reads and gives in FP32 fits the reduced range, so
+    that values which are not finite come from small ones that became zero.
     """
 
     layer: str
@@ -234,7 +233,7 @@ class LayerValues:
 
 
 class NodeByNode:
-    """Runs ``graph`` step by step; ``constants`` are shared with whoever else executes it."""
+    """Executes ``graph`` step by step; ``constants`` may be shared with other runners."""
 
     def __init__(self, graph: Graph, constants: ConstantStore, threads: int) -> None:
         self._graph = graph
@@ -245,58 +244,55 @@ class NodeByNode:
         self._compiled: Sequence[Step] | None = None
 
     def release(self) -> None:
-        """Let the nodes' sessions go, and what is known of each node."""
+        """Closes the sessions and forgets the steps."""
         self._ready.clear()
         self._sessions = NodeSessions(self._graph.proto, self._threads)
         self._compiled = None
 
     @property
     def _steps(self) -> Sequence[Step]:
-        """Who goes through them keeps them meanwhile."""
-        found = self._compiled
-        if found is None:
-            found = self._compiled = compile_steps(self._graph, self._constants)
-        return found
+        # :meth:`release` may run in another thread: what it clears is read once.
+        steps = self._compiled
+        if steps is None:
+            steps = self._compiled = compile_steps(self._graph, self._constants)
+        return steps
 
     def outputs(self, sample: Sample, plan: PrecisionPlan) -> Arrays:
-        """The model's outputs on ``sample`` under ``plan``."""
-        chain = self._start(sample)
+        """Returns the model's outputs on ``sample`` under ``plan``."""
+        execution = self._start(sample)
         for step in self._steps:
             precision = plan.precision_of(step.name)
-            self._keep(step, precision, self._execute(step, precision, chain), chain)
-            chain.free(step.frees)
-        return {name: self._fetch(name, chain) for name in self._graph.outputs}
+            self._keep(step, precision, self._execute(step, precision, execution), execution)
+            execution.free(step.frees)
+        return {name: self._fetch(name, execution) for name in self._graph.outputs}
 
     def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
-        """The float outputs of each layer that can run at the plan's base, in network order.
-
-        Both histories advance together and are freed together: two networks' live tensors are in
-        memory, never all activations.
-        """
+        """Yields the float outputs of each layer that can run at the plan's base, in order."""
+        # Exact and reduced execution advance together: only their live tensors are in memory.
         exact, low = self._start(sample), self._start(sample)
         for step in self._steps:
-            # In a generator of its own: what it holds of one layer is gone when the next is run.
+            # A generator of its own: its locals are freed before the next layer runs.
             yield from self._traced(step, plan, exact, low)
             exact.free(step.frees)
 
     def exact(
         self, sample: Sample, precision: Precision
     ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-        """Each float output of the layers that ``precision`` reduces, in FP32 and network order."""
-        chain = self._start(sample)
+        """Yields (layer, tensor, FP32 values) of each float output that ``precision`` reduces."""
+        execution = self._start(sample)
         for step in self._steps:
-            found = self._execute(step, Precision.FP32, chain)
+            results = self._execute(step, Precision.FP32, execution)
             if step.reduces(precision):
-                for tensor, value in zip(step.outputs, found, strict=True):
+                for tensor, value in zip(step.outputs, results, strict=True):
                     if value.data_type() == "tensor(float)":
                         yield step.name, tensor, viewed(value)
-            self._keep(step, Precision.FP32, found, chain)
-            chain.free(step.frees)
+            self._keep(step, Precision.FP32, results, execution)
+            execution.free(step.frees)
 
     def _traced(
-        self, step: Step, plan: PrecisionPlan, exact: Chain, low: Chain
+        self, step: Step, plan: PrecisionPlan, exact: Execution, low: Execution
     ) -> Iterator[LayerValues]:
-        """Run ``step`` on both histories, and where it is a layer show what became of it."""
+        """Executes ``step`` in both executions, and yields its outputs where it is a layer."""
         precision = plan.precision_of(step.name)
         reference = self._execute(step, Precision.FP32, exact)
         accumulated = self._execute(step, precision, low)
@@ -306,31 +302,31 @@ class NodeByNode:
             introduced = reference
             if step.reduces(precision):
                 introduced = self._execute(step, precision, exact)
-            exact.versions.clear()  # nobody else reads the exact history rounded
+            exact.versions.clear()  # no later step reads the exact values rounded
             rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
             for tensor, *values in rows:
                 if values[0].data_type() != "tensor(float)":
                     continue
-                true, both, own = (viewed(v) for v in values)
-                in_range = not all_finite(own) and self._in_range(step, precision, exact, true)
-                yield LayerValues(step.name, tensor, true, both, own, in_range)
+                true, all_reduced, alone = (viewed(v) for v in values)
+                in_range = not all_finite(alone) and self._in_range(step, precision, exact, true)
+                yield LayerValues(step.name, tensor, true, all_reduced, alone, in_range)
         self._keep(step, Precision.FP32, reference, exact)
 
     @staticmethod
-    def _start(sample: Sample) -> Chain:
-        """A history that has run no step yet."""
+    def _start(sample: Sample) -> Execution:
+        """An execution of which no step has run yet."""
         owners = {name: owned(array) for name, array in sample.arrays.items()}
-        return Chain({n: value_of(o) for n, o in owners.items()}, held=tuple(owners.values()))
+        return Execution({n: value_of(o) for n, o in owners.items()}, owners=tuple(owners.values()))
 
-    def _execute(self, step: Step, precision: Precision, chain: Chain) -> list[Value]:
+    def _execute(self, step: Step, precision: Precision, execution: Execution) -> list[Value]:
         if not step.reduces(precision):
             precision = Precision.FP32
         rounded = step.reduced_in[precision]
-        held: list[ort.OrtValue] = []
+        owners: list[ort.OrtValue] = []  # must live until the call is done
         values = [
-            self._rounded(name, precision, chain, held)
+            self._rounded(name, precision, execution, owners)
             if position in rounded
-            else self._value(name, chain, held)
+            else self._value(name, execution, owners)
             for position, name in enumerate(step.inputs)
         ]
         node = self._graph.proto.graph.node[step.index]
@@ -346,51 +342,51 @@ class NodeByNode:
             raise failure_of_session(where, error) from error
 
     def _in_range(
-        self, step: Step, precision: Precision, exact: Chain, output: NDArray[Any]
+        self, step: Step, precision: Precision, exact: Execution, output: NDArray[Any]
     ) -> bool:
-        """Whether neither ``output`` nor what ``step`` reads rounded leaves ``precision``'s range;
-        of control flow nothing is known, since its bodies' values are not seen.
-        """
+        """True if ``output`` and the rounded operands of ``step`` are in ``precision``'s range."""
+        # The values inside the bodies of control flow are not known here.
         largest = LARGEST.get(precision)
         if largest is None or self._graph.proto.graph.node[step.index].op_type in CONTROL_FLOW:
             return False
-        held: list[ort.OrtValue] = []
+        owners: list[ort.OrtValue] = []
         inputs = (step.inputs[i] for i in step.reduced_in[precision])
-        read = [viewed(self._value(name, exact, held)) for name in inputs]
+        read = [viewed(self._value(name, exact, owners)) for name in inputs]
         return all(largest_finite(a) <= largest for a in (output, *read))
 
     @staticmethod
-    def _keep(step: Step, precision: Precision, results: Sequence[Value], chain: Chain) -> None:
-        chain.values.update(zip(step.outputs, results, strict=True))
+    def _keep(
+        step: Step, precision: Precision, results: Sequence[Value], execution: Execution
+    ) -> None:
+        execution.values.update(zip(step.outputs, results, strict=True))
         if step.reduces(precision):
             for name in (step.outputs[i] for i in step.reduced_out[precision]):
-                chain.state[name] = precision
+                execution.state[name] = precision
 
-    def _value(self, name: str, chain: Chain, held: list[ort.OrtValue]) -> Value:
-        """A live tensor or a constant, whose owner joins ``held``: the C value only borrows it."""
-        if name in chain.values:
-            return chain.values[name]
-        held.append(self._constants.owner(name))
-        return value_of(held[-1])
+    def _value(self, name: str, execution: Execution, owners: list[ort.OrtValue]) -> Value:
+        """A live tensor, or a constant; appends the constant's owner to ``owners``."""
+        if name in execution.values:
+            return execution.values[name]
+        owners.append(self._constants.owner(name))
+        return value_of(owners[-1])
 
     def _rounded(
-        self, name: str, precision: Precision, chain: Chain, held: list[ort.OrtValue]
+        self, name: str, precision: Precision, execution: Execution, owners: list[ort.OrtValue]
     ) -> Value:
         if name in self._constants:
-            held.append(self._constants.owner(name, precision))
-            return value_of(held[-1])
-        if is_rounded(chain.state.get(name, Precision.FP32), precision):
-            return chain.values[name]
+            owners.append(self._constants.owner(name, precision))
+            return value_of(owners[-1])
+        # Rounding again would change nothing.
+        if is_rounded(execution.state.get(name, Precision.FP32), precision):
+            return execution.values[name]
         key = (name, precision)
-        if key not in chain.versions:
-            chain.versions[key] = self._round(chain.values[name], precision)
-        return chain.versions[key]
+        if key not in execution.versions:
+            session = self._sessions.rounding(precision)
+            execution.versions[key] = session.run([execution.values[name]])[0]
+        return execution.versions[key]
 
-    def _round(self, value: Value, precision: Precision) -> Value:
-        return self._sessions.rounding(precision).run([value])[0]
-
-    def _fetch(self, name: str, chain: Chain) -> NDArray[Any]:
+    def _fetch(self, name: str, execution: Execution) -> NDArray[Any]:
         """A live tensor, or a copy of a constant."""
-        held: list[ort.OrtValue] = []
-        found = viewed(self._value(name, chain, held))
-        return found.copy() if held else found
+        owners: list[ort.OrtValue] = []
+        array = viewed(self._value(name, execution, owners))
+        return array.copy() if owners else array  # a constant's memory is the store's

@@ -1,8 +1,4 @@
-"""The ``onnxruntime-cuda`` runner: the typed model on ONNX Runtime's CUDA provider.
-
-What the CUDA provider has no kernel for falls back to the CPU provider, where FP16 is not FP16:
-reduced layers among these are named, and make the result unsure.
-"""
+"""The ``onnxruntime-cuda`` runner: the typed model on ONNX Runtime's CUDA provider."""
 
 from __future__ import annotations
 
@@ -39,16 +35,22 @@ from bisect_trt.runners.device import (
     visible_gpus,
     why_no_provider,
 )
-from bisect_trt.runners.ort_session import WEIGHTS_FOLDER, cpu_nodes, session_options
+from bisect_trt.runners.ort_session import (
+    WEIGHTS_FOLDER,
+    check_provider,
+    cpu_nodes,
+    session_options,
+)
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 
 WORKER = "bisect_trt.runners.ort_cuda:OrtCudaWorker"
 
 
 class OrtCudaRunner:
-    """Executes a model on the GPU, a session for each plan, in a child process.
+    """Executes a model on the GPU, with a session for each plan, in a child process.
 
-    Raises :class:`RunnerUnavailableError` if ONNX Runtime has no CUDA provider or no GPU answers.
+    Raises:
+        RunnerUnavailableError: ONNX Runtime has no CUDA provider.
     """
 
     name = "onnxruntime-cuda"
@@ -82,6 +84,7 @@ class OrtCudaRunner:
                 plan.base is Precision.TF32,
                 timeout_s=self.timeout_s,
             )
+        # Nodes without a CUDA kernel run on the CPU provider, whose FP16 is computed otherwise.
         reduced = sorted((set(fallen_back) & self._layers) - plan.pinned)
         if reduced and plan.base.is_storage:
             self._facts[plan] = {UNSUPPORTED: reduced}
@@ -98,12 +101,12 @@ class OrtCudaRunner:
         return self._facts.get(plan, {})
 
     def close(self) -> None:
-        """End the child process."""
+        """Ends the child process."""
         self._worker.close()
 
 
 class OrtCudaWorker:
-    """The child's side: one session a call."""
+    """The child's side: opens one session for each call."""
 
     def __init__(self) -> None:
         load_cuda_libraries()
@@ -115,14 +118,10 @@ class OrtCudaWorker:
         samples: Sequence[Mapping[str, NDArray[Any]]],
         tf32: bool,
     ) -> tuple[list[dict[str, NDArray[Any]]], list[str]]:
-        """Each sample's outputs, and the nodes that ran on the CPU provider.
-
-        Raises:
-            RunnerUnavailableError: the provider does not start here.
-            RunnerFailedError: it cannot load the model, or run it.
-        """
+        """Returns each sample's outputs, and the nodes that ran on the CPU provider."""
         with tempfile.TemporaryDirectory(prefix="bisect-trt-") as folder:
             options = session_options()
+            # Only a profile shows which provider ran a node.
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "profile")
             if weights:
@@ -132,11 +131,7 @@ class OrtCudaWorker:
                 session = ort.InferenceSession(content, options, providers=providers)
             except Exception as error:
                 raise _failure(error, Verdict.BUILD_FAILED) from error
-            if CUDA_PROVIDER not in session.get_providers():
-                raise RunnerUnavailableError(
-                    "ONNX Runtime's CUDA provider does not start here: no usable GPU, or CUDA "
-                    "libraries are missing"
-                )
+            check_provider(session, CUDA_PROVIDER)
             names = [o.name for o in session.get_outputs()]
             try:
                 outputs = [
@@ -150,12 +145,12 @@ class OrtCudaWorker:
 
 
 def _failure(error: Exception, verdict: Verdict) -> RunnerFailedError:
-    """What ONNX Runtime raised: of the model, or of a GPU that this process has lost."""
+    """Translates an error of ONNX Runtime; ``lost`` means that this process has lost its GPU."""
     what = "load" if verdict is Verdict.BUILD_FAILED else "run"
-    gpu, scarce = is_gpu_failure(error), is_out_of_memory(error)
+    lost, scarce = is_gpu_failure(error), is_out_of_memory(error)
     return RunnerFailedError(
         f"ONNX Runtime cannot {what} the typed model ({one_line(error)})",
-        Verdict.CRASHED if gpu or scarce else verdict,
-        lost=gpu,
+        Verdict.CRASHED if lost or scarce else verdict,
+        lost=lost,
         machine=scarce,
     )

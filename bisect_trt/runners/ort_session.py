@@ -1,4 +1,4 @@
-"""Opens ONNX Runtime's sessions, with weights where they lie."""
+"""Opens and runs ONNX Runtime's sessions, without copying weights where possible."""
 
 from __future__ import annotations
 
@@ -31,36 +31,31 @@ from bisect_trt.model.tensor_values import array_of, place_of
 from bisect_trt.runners.device import CPU, CPU_PROVIDER, Device, load_cuda_libraries
 from bisect_trt.runners.values import attach, owned
 
-_SUFFIX = "_kernel_time"
+_KERNEL_SUFFIX = "_kernel_time"
+"""Ends the names of a profile's events in which a node is executed."""
 
 
 def cpu_nodes(session: ort.InferenceSession) -> list[str]:
-    """The names of the nodes that the CPU provider ran until now, in order; the profiling of
-    ``session`` ends with it, and its file is removed.
-    """
+    """Ends the session's profiling and returns the nodes that ran on the CPU provider, in order."""
     path = Path(session.end_profiling())
     try:
-        return names_on_cpu(json.loads(path.read_text(encoding="utf-8")))
+        events = json.loads(path.read_text(encoding="utf-8"))
     finally:
         path.unlink(missing_ok=True)
-
-
-def names_on_cpu(profile: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The nodes of :func:`cpu_nodes` in the events of a profile."""
-    found = {
-        str(event["name"]).removesuffix(_SUFFIX): None
-        for event in profile
-        if str(event.get("name", "")).endswith(_SUFFIX)
+    nodes = {
+        str(event["name"]).removesuffix(_KERNEL_SUFFIX): None
+        for event in events
+        if str(event.get("name", "")).endswith(_KERNEL_SUFFIX)
         and event.get("args", {}).get("provider") == CPU_PROVIDER
     }
-    return list(found)
+    return list(nodes)
 
 
 RoundedConstants = Callable[[str, Precision], ort.OrtValue]
-"""Gives the constant of a name, rounded."""
+"""Gives a constant by name, rounded."""
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-"""The setting that says below which folder the places of values are."""
+"""The session option for the folder of external weights."""
 
 
 def opened(
@@ -72,12 +67,13 @@ def opened(
     device: Device = CPU,
     without: Sequence[str] = (),
 ) -> ort.InferenceSession:
-    """A session over ``model``.
+    """Opens a session over ``model``; ``without`` names optimisations to leave out.
 
     Raises:
         RunnerUnavailableError: the device does not start.
-        Exception: what ONNX Runtime raises.
+        Exception: ONNX Runtime's own, where it cannot load the model.
     """
+    # CUDA's kernels may give another answer at each run otherwise.
     options.use_deterministic_compute = device != CPU
     if device != CPU:
         load_cuda_libraries()
@@ -90,9 +86,9 @@ def opened(
             options.add_initializer(tensor.name, value)
         rounded = [_rounded(tensor, constants) for tensor in form.rounded]
         if rounded:
-            # Unlike the others these are copied: an optimisation would read a shared one's file.
+            # These are copied: of a shared one, optimisations would read the unrounded file.
             options.add_external_initializers([t.name for t in form.rounded], rounded)
-        # Falling back it would print, and compute elsewhere.
+        # No fallback: it prints, and computes on another device.
         session = ort.InferenceSession(
             form.content,
             options,
@@ -100,13 +96,18 @@ def opened(
             enable_fallback=0,
             disabled_optimizers=list(without),
         )
-    if device.provider not in session.get_providers():
+    check_provider(session, device.provider)
+    attach(session, values)
+    return session
+
+
+def check_provider(session: ort.InferenceSession, provider: str) -> None:
+    """Raises RunnerUnavailableError if ``session`` runs without ``provider``."""
+    if provider not in session.get_providers():
         raise RunnerUnavailableError(
             "ONNX Runtime's CUDA provider does not start here: no usable GPU, or CUDA libraries "
             "are missing"
         )
-    attach(session, values)
-    return session
 
 
 def _rounded(tensor: onnx.TensorProto, constants: RoundedConstants | None) -> ort.OrtValue:
@@ -117,23 +118,20 @@ def _rounded(tensor: onnx.TensorProto, constants: RoundedConstants | None) -> or
     return constants(place.source, place.rounding)
 
 
-NODE_THREADS = 8
-"""Every session owns a pool of threads; no node of those that have their own feeds more."""
-
 Arrays = dict[str, NDArray[Any]]
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
-    """What every session begins with; ``threads`` is what a call may use, 0 for all cores."""
+    """The options of every session; a call may use ``threads``, 0 for all cores."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    # ONNX Runtime knows of no quota, and would tie threads to cores that others are tied to.
+    # The default ignores CPU quotas, and pins threads to cores that other processes use.
     options.intra_op_num_threads = threads or thread_count()
     options.inter_op_num_threads = 1  # nodes run one after the other
-    # Threads that wait sleep: spinning ones take the time of other busy processes.
+    # Spinning threads would take the time of other busy processes.
     for pool in ("intra_op", "inter_op"):
         options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
-    # Several sessions of one model would each keep freed activations for the next call.
+    # Each session of a model would keep the memory of freed activations.
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
     return options
@@ -148,33 +146,34 @@ def reference_session(
     constants: RoundedConstants | None = None,
     without: Sequence[str] = (),
 ) -> ort.InferenceSession:
-    """A session over a whole model, with ONNX Runtime's default optimisations.
+    """Opens a session over a whole model, with ONNX Runtime's default optimisations.
 
     Raises:
         BadInputError: ONNX Runtime cannot load the model.
         MachineError: there is not enough memory.
     """
     options = session_options()
-    # Its fusions of quantised operators change that model's output by 0.85.
+    # Fusions of quantised operators change the outputs by far more than FP32 rounding.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    if shares_weights:
+    if shares_weights:  # prepacking copies weights too
         options.add_session_config_entry("session.disable_prepacking", "1")
+    # Above EXTENDED weights are copied into other layouts, and quantised operators change results.
     if quantised or shares_weights:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
         return opened(model, options, constants, shares_weights=shares_weights, without=without)
     except BisectError:
         raise
-    # ONNX Runtime has an exception class for each status, all direct children of Exception.
-    except Exception as error:
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class
         if is_out_of_memory(error) or is_out_of_threads(error):
             raise failure_of_session(where, error) from error
         raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
 
 
 def node_session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSession:
-    """A session over a few nodes and their roundings, exactly as written."""
-    options = session_options(threads or min(thread_count(), NODE_THREADS))
+    """Opens a session over one node and its roundings, exactly as written."""
+    # Each session owns its threads, there may be thousands, and one node feeds 8 at most.
+    options = session_options(threads or min(thread_count(), 8))
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return opened(model, options)
 
@@ -186,8 +185,7 @@ def session_as_written(
     device: Device = CPU,
     profile: str | None = None,
 ) -> ort.InferenceSession:
-    """A session without any of ONNX Runtime's optimisations: what is marked as an output changes no
-    number.
+    """Opens a session without optimisations: marking a tensor as an output changes no number.
 
     Raises:
         RunnerFailedError: ONNX Runtime cannot load the model.
@@ -207,7 +205,7 @@ def session_as_written(
 
 
 def failure_of_session(where: str, error: Exception) -> BisectError:
-    """What a session's ``error`` means: of whatever was run, or of the machine's memory."""
+    """Translates an error of ONNX Runtime: GPU, threads or memory ran out, or the model failed."""
     if is_gpu_failure(error):
         return MachineError(
             f"{where}: the GPU failed ({one_line(error, 160)}); nothing is concluded from it. Use "
@@ -224,10 +222,10 @@ def failure_of_session(where: str, error: Exception) -> BisectError:
 
 
 def run_all(session: ort.InferenceSession, feed: Mapping[str, NDArray[Any]], where: str) -> Arrays:
-    """The outputs of a session by name.
+    """Returns the outputs of a session by name.
 
     Raises:
-        RunnerFailedError: it cannot be run.
+        RunnerFailedError: the session cannot run.
         MachineError: there is not enough memory.
     """
     names = [o.name for o in session.get_outputs()]

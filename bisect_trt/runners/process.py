@@ -1,8 +1,4 @@
-"""Work in processes of their own, whose end harms no other: one process, and a pool of workers.
-
-A process is started by hand and not by :mod:`multiprocessing` or a library on it: these execute the
-caller's main module again, and keep no log of a process that crashed.
-"""
+"""Calls an object in another process, so that a crash or a hang there can be survived."""
 
 from __future__ import annotations
 
@@ -34,11 +30,10 @@ from bisect_trt.base.errors import (
 from bisect_trt.base.interrupt import STOPPING
 from bisect_trt.base.outcomes import Verdict
 
-LOG_BYTES = 8192
 LOG_LINES = 8
-EXIT_TIMEOUT_S = 10.0
-LOOK_INTERVAL_S = 0.5
-"""How often a worker that has not answered is looked at."""
+"""Lines of a child's log that a failure shows."""
+POLL_INTERVAL_S = 0.5
+"""Time between two checks of a worker that has not answered."""
 
 Failure = RunnerFailedError | RunnerUnavailableError
 Answer = tuple[bool, Any]
@@ -49,17 +44,16 @@ class Remote(Protocol):
     """Calls methods of one object elsewhere; arguments and answers are plain data."""
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """What ``method`` returns.
+        """Returns what ``method`` returns.
 
         Raises:
-            RunnerFailedError: with a verdict: the object's own, or CRASHED or TIMED_OUT and
-                ``lost``.
+            RunnerFailedError: the object's own, or ``lost`` with CRASHED or TIMED_OUT.
             RunnerUnavailableError: the object cannot be made.
         """
         ...
 
     def close(self) -> None:
-        """Let the object go."""
+        """Ends the object."""
         ...
 
 
@@ -72,36 +66,36 @@ class Served:
         self._object: Any = None
 
     def call(self, method: str, *arguments: Any) -> Answer:
-        """What ``method`` returned, or how it failed."""
+        """Returns what ``method`` returned, or its failure."""
         try:
             if self._object is None:
                 module, _, name = self._target.partition(":")
                 self._object = getattr(importlib.import_module(module), name)(**self._arguments)
-                self._arguments = {}  # a model may be among them
+                self._arguments = {}  # frees a model's bytes
             return True, getattr(self._object, method)(*arguments)
         except Exception as error:
             return False, failure_of(error)
 
 
 def failure_of(error: Exception) -> Failure:
-    """What is told of an error that a worker's object raised."""
+    """Translates an error of a worker's object for its caller."""
     if isinstance(error, Failure):
         return error
     if isinstance(error, MachineError) or is_out_of_memory(error):
         return RunnerFailedError(one_line(error), Verdict.CRASHED, machine=True)
     if isinstance(error, BisectError):
         return RunnerFailedError(str(error), Verdict.BUILD_FAILED)
-    # Whatever a native library's binding raises.
+    # Bindings of native libraries raise exceptions of any class.
     return RunnerFailedError(f"{type(error).__name__}: {one_line(error)}", Verdict.CRASHED)
 
 
 def must_end(failure: Failure) -> bool:
-    """Whether a worker must not be asked again: it lost its GPU, or keeps memory."""
+    """True if a worker cannot be used again: it lost its GPU, or keeps memory."""
     return isinstance(failure, RunnerUnavailableError) or failure.lost
 
 
 def serve(descriptor: int) -> None:
-    """Answer the calls that come through a connection until the other end is closed."""
+    """Answers the calls from a connection until the other end closes."""
     connection = Connection(descriptor)
     served = Served(*connection.recv())
     while True:
@@ -114,19 +108,16 @@ def serve(descriptor: int) -> None:
 
 @dataclass(frozen=True)
 class _Child:
-    """A started process.
-
-    Its connection is closed with its last user: one may wait for an answer in another thread.
-    """
+    """A started process, the connection to it and the file that it prints to."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
     log: IO[bytes]
 
-    def obituary(self) -> str:
-        """How it ended; one whose connection broke alone is killed."""
+    def how_it_ended(self) -> str:
+        """Says how the process ended; a process that lives without its connection is killed."""
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(EXIT_TIMEOUT_S)
+            self.process.wait(10.0)
         self.process.kill()
         code = self.process.wait()
         if code == -signal.SIGKILL:
@@ -137,16 +128,17 @@ class _Child:
         return f"the process ended with exit code {code}"
 
     def last_lines(self) -> tuple[str, ...]:
-        """The end of what it printed."""
+        """The end of what the process printed."""
         if self.log.closed:
             return ()
         size = os.fstat(self.log.fileno()).st_size
-        text = os.pread(self.log.fileno(), LOG_BYTES, max(0, size - LOG_BYTES))
+        text = os.pread(self.log.fileno(), 8192, max(0, size - 8192))
         lines = [line.strip() for line in text.decode(errors="replace").splitlines()]
         return tuple(line for line in lines if line)[-LOG_LINES:]
 
     def end(self) -> None:
-        """Kill it."""
+        """Kills the process."""
+        # The connection stays: another thread may wait for an answer on it.
         self.process.kill()
         self.process.wait()
         self.log.close()
@@ -154,9 +146,9 @@ class _Child:
 
 @contextmanager
 def _watched(process: subprocess.Popen[bytes], timeout_s: float | None) -> Iterator[Event]:
-    """Kill ``process`` where the block takes too long or the command is to stop.
+    """Kills ``process`` if the block exceeds the limit or the command stops.
 
-    The event given is set where it took too long.
+    Yields an event that is set when the limit was exceeded.
     """
     ended, timed_out = Event(), Event()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -164,13 +156,13 @@ def _watched(process: subprocess.Popen[bytes], timeout_s: float | None) -> Itera
     def watch() -> None:
         wait_s = 0.0
         while not ended.wait(wait_s):
-            left_s = LOOK_INTERVAL_S if deadline is None else deadline - time.monotonic()
+            left_s = POLL_INTERVAL_S if deadline is None else deadline - time.monotonic()
             if left_s <= 0.0:
                 timed_out.set()
             if timed_out.is_set() or STOPPING.is_set():
                 process.kill()
                 return
-            wait_s = min(left_s, LOOK_INTERVAL_S)
+            wait_s = min(left_s, POLL_INTERVAL_S)
 
     watcher = Thread(target=watch, name="bisect-trt-watch", daemon=True)
     watcher.start()
@@ -182,10 +174,7 @@ def _watched(process: subprocess.Popen[bytes], timeout_s: float | None) -> Itera
 
 
 class IsolatedWorker:
-    """Calls methods of ``target`` (``module:Class``), made with ``arguments`` in a child process.
-
-    Both must be plain data. A process that was lost is replaced at the next call.
-    """
+    """Calls methods of ``target`` (``module:Class``) in a child process; a lost one is replaced."""
 
     def __init__(
         self,
@@ -202,7 +191,7 @@ class IsolatedWorker:
         """As :meth:`Remote.call`."""
         try:
             succeeded, value = self._ask((method, arguments), timeout_s)
-        except BaseException:  # after Ctrl-C an answer nobody waits for may still come
+        except BaseException:  # after Ctrl-C a late answer would be taken for the next call's
             self.close()
             raise
         if succeeded:
@@ -213,11 +202,11 @@ class IsolatedWorker:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, None while there is no child."""
+        """The child's process id; None while there is no child."""
         return self._child.process.pid if self._child is not None else None
 
     def close(self) -> None:
-        """End the child, if there is one."""
+        """Ends the child, if there is one."""
         child, self._child = self._child, None
         if child is not None:
             child.end()
@@ -241,43 +230,45 @@ class IsolatedWorker:
                 for message in messages:
                     child.connection.send(message)
                 answer: Answer = child.connection.recv()
-            if timed_out.is_set():  # it was killed at the last moment
+            if timed_out.is_set():  # killed just after it answered
                 raise EOFError
         except (EOFError, OSError):
-            if STOPPING.is_set():  # a crash would be an engine's verdict
+            if STOPPING.is_set():  # the watcher killed it: no crash of the engine
                 raise KeyboardInterrupt from None
-            words, verdict = child.obituary(), Verdict.CRASHED
+            reason, verdict = child.how_it_ended(), Verdict.CRASHED
             if timed_out.is_set():
-                words = f"no answer in {timeout_s:g} s: the process was killed"
+                reason = f"no answer in {timeout_s:g} s: the process was killed"
                 verdict = Verdict.TIMED_OUT
-            return False, RunnerFailedError(words, verdict, child.last_lines(), lost=True)
+            return False, RunnerFailedError(reason, verdict, child.last_lines(), lost=True)
         return answer
 
 
 def _start(environment: Mapping[str, str]) -> _Child:
+    # Not by multiprocessing or a library on it: these execute the caller's main module again, and
+    # keep no log of a process that crashed.
     log = tempfile.TemporaryFile(prefix="bisect-trt-log-")  # noqa: SIM115 (until the child ends)
-    ours, theirs = Pipe()
+    connection, child_end = Pipe()
     package_root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH", "")) if p)
-    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the driver's tool counts GPUs so
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as nvidia-smi counts GPUs
     process = subprocess.Popen(
-        [sys.executable, "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
+        [sys.executable, "-c", f"from {__name__} import serve; serve({child_end.fileno()})"],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        pass_fds=[theirs.fileno()],
+        pass_fds=[child_end.fileno()],
         env={**order, **os.environ, **environment, "PYTHONPATH": path},
         start_new_session=True,  # Ctrl-C is the parent's to handle
     )
-    theirs.close()
-    return _Child(process, ours, log)
+    child_end.close()
+    return _Child(process, connection, log)
 
 
 class WorkerPool:
-    """A :class:`Remote` over several: each call is answered by one that is free.
+    """A :class:`Remote` over several: each call goes to a free member.
 
-    A worker that crashed is asked again, or another one, up to ``attempts`` times; one that timed
-    out only with ``retry_timeouts``.
+    A call whose worker crashed is made up to ``attempts`` times; one that timed out is repeated
+    only with ``retry_timeouts``.
     """
 
     def __init__(
@@ -287,7 +278,7 @@ class WorkerPool:
         self._attempts = attempts
         self._retry_timeouts = retry_timeouts
         self._closed = False
-        # The last one that became free is asked first: it has started, and holds its model.
+        # Last in, first out: the member that just became free has its model loaded.
         self._free: LifoQueue[Remote] = LifoQueue()
         for member in reversed(self._members):
             self._free.put(member)
@@ -296,11 +287,11 @@ class WorkerPool:
         return len(self._members)
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """As :meth:`Remote.call`, by a free member; waits while there is none."""
+        """As :meth:`Remote.call`, by a free member; waits until there is one."""
         for attempt in range(1, self._attempts + 1):
             member = self._free.get()
             try:
-                if self._closed:  # a thread still at work must not start a process nobody ends
+                if self._closed:  # a thread still at work must not start a process again
                     raise RunnerFailedError("the runner was closed", Verdict.CRASHED)
                 return member.call(method, *arguments, timeout_s=timeout_s)
             except RunnerFailedError as error:
@@ -314,7 +305,7 @@ class WorkerPool:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def close(self) -> None:
-        """End all members, for good."""
+        """Ends all members for good."""
         self._closed = True
         for member in self._members:
             member.close()

@@ -1,6 +1,4 @@
-"""Workers on a Ray cluster: each an actor with its GPUs; Ray starts, places and restarts them.
-Needs the extra ``[ray]``.
-"""
+"""Workers on a Ray cluster: each is an actor with its GPUs. Needs the extra ``[ray]``."""
 
 from __future__ import annotations
 
@@ -22,10 +20,9 @@ from bisect_trt.base.errors import (
 from bisect_trt.base.interrupt import STOPPING
 from bisect_trt.base.limits import thread_count
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.runners.process import LOOK_INTERVAL_S, Served, must_end
+from bisect_trt.runners.process import POLL_INTERVAL_S, Served, must_end
 
 LOCAL = "local"
-CONNECT_TIMEOUT_S = 10.0
 
 
 class RayActor:
@@ -34,14 +31,14 @@ class RayActor:
     def __init__(self, ray: Any, handle: Any, shared: Any) -> None:
         self._ray = ray
         self._handle = handle
-        self._shared = shared  # a restarted actor fetches its arguments again: they must be kept
+        self._shared = shared  # keeps the arguments: a restarted actor fetches them again
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """As :meth:`Remote.call`; CRASHED where Ray gave the actor up."""
-        asked = self._handle.call.remote(method, *arguments)
+        """As :meth:`Remote.call`; CRASHED if Ray gave the actor up."""
+        pending = self._handle.call.remote(method, *arguments)
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
-            while not self._ray.wait([asked], timeout=LOOK_INTERVAL_S)[0]:
+            while not self._ray.wait([pending], timeout=POLL_INTERVAL_S)[0]:
                 if STOPPING.is_set():
                     raise KeyboardInterrupt
                 if time.monotonic() > deadline:
@@ -51,7 +48,7 @@ class RayActor:
                         Verdict.TIMED_OUT,
                         lost=True,
                     )
-            succeeded, value = self._ray.get(asked)
+            succeeded, value = self._ray.get(pending)
         except self._ray.exceptions.RayError as error:
             raise RunnerFailedError(
                 f"the Ray actor was lost ({one_line(error, 120)})", Verdict.CRASHED, lost=True
@@ -63,7 +60,7 @@ class RayActor:
         raise value
 
     def close(self) -> None:
-        """End the actor."""
+        """Ends the actor."""
         self._ray.kill(self._handle)
 
     def _replace(self) -> None:
@@ -71,7 +68,7 @@ class RayActor:
 
 
 class RayServed(Served):
-    """What an actor holds. Failures are answers: Ray would drop what an exception carries."""
+    """The actor's side; failures are answers, because Ray drops the fields of exceptions."""
 
     def __init__(self, target: str, shared: Sequence[Any]) -> None:
         super().__init__(target, importlib.import_module("ray").get(shared[0]))
@@ -86,12 +83,12 @@ def ray_actors(
     gpus: float,
     cpus: int = 1,
 ) -> Sequence[RayActor]:
-    """``count`` actors that serve ``target`` on the cluster at ``address``.
+    """Starts ``count`` actors that serve ``target`` on the cluster at ``address``.
 
     Raises:
         RunnerUnavailableError: Ray is not installed, or the cluster does not answer.
     """
-    # Its C++ side would print warnings of its own into the run's progress.
+    # Ray's C++ side would print warnings into the run's progress.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray
@@ -99,7 +96,7 @@ def ray_actors(
         raise RunnerUnavailableError("--ray: Ray is not installed; pip install ray") from error
     if not ray.is_initialized():
         _connect(ray, address, count * cpus)
-    # A cluster that others run may get GPUs when they are asked for; this one never will.
+    # Other clusters may add machines with GPUs on request; a local one cannot.
     if address == LOCAL and gpus:
         resources: Any = ray.cluster_resources
         count = min(count, int(resources().get("GPU", 0.0) // gpus))
@@ -109,17 +106,15 @@ def ray_actors(
     served = ray.remote(RayServed).options(
         num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=3
     )
-    # In a list the reference travels as it is: a restarted actor fetches the arguments again.
+    # Inside a list Ray passes the reference itself, so that a restarted actor can fetch it again.
     return [RayActor(ray, served.remote(target, [shared]), shared) for _ in range(count)]
 
 
 def _connect(ray: Any, address: str, cpus: int) -> None:
-    """Join the cluster at ``address``, or start one here.
-
-    It has all cores: a run may have emulators beside its engines.
-    """
+    """Joins the cluster at ``address``, or starts one here."""
     where: dict[str, Any] = {"address": address}
     if address == LOCAL:
+        # All cores: a run may have emulators beside its engines.
         where = {"num_cpus": max(cpus, thread_count()), "include_dashboard": False}
     elif address != "auto":
         _check_reachable(address)
@@ -132,12 +127,12 @@ def _connect(ray: Any, address: str, cpus: int) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself waits for minutes where nothing listens."""
+    """Refuses an address at once where nothing listens; Ray waits for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise BadInputError(f"--ray {address}: write HOST:PORT, ray://HOST:PORT, auto or local")
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host, int(port)), timeout=10.0).close()
     except (OSError, OverflowError) as error:
         raise RunnerUnavailableError(
             f"--ray {address}: nothing answers there ({one_line(error, 80)})"

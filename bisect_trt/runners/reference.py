@@ -1,4 +1,4 @@
-"""FP32 on ONNX Runtime, with the activations that are asked for."""
+"""A model's FP32 outputs and activations on ONNX Runtime's CPU provider."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ from bisect_trt.runners.ort_session import reference_session, run_all, session_a
 
 
 class Reference:
-    """A model's FP32 outputs, also on samples that bring what it would look up.
+    """A model's FP32 outputs.
 
-    The session is opened at once, so that a model which ONNX Runtime cannot load is refused before
-    anything is written, and again when it is needed after :meth:`release`. ``is_large`` says that
-    the weights are used where they lie, without a copy.
+    ``is_large`` says that the weights are used where they lie, without a copy.
 
     Raises:
         BadInputError: ONNX Runtime cannot load the model.
@@ -41,17 +39,17 @@ class Reference:
         self._decisions = list_decisions(graph.proto)
         self.turns = Turns(graph)
         self.is_large = self.turns.is_large
+        # Opened at once: a model that cannot be loaded is refused before anything is written.
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
-        self._room = Headroom(graph)
+        self._headroom = Headroom(graph)
 
     def at_once(self, sample: Sample) -> int:
-        """How many threads gain from asking at a time for samples like ``sample``."""
-        return self._room.at_once(sample)
+        """Returns how many inferences on samples like ``sample`` fit side by side."""
+        return self._headroom.at_once(sample)
 
     def outputs(self, sample: Sample) -> Mapping[str, NDArray[Any]]:
-        """The outputs of one sample, arrays by output name, with the gaps of those that an ArgMax
-        makes; several threads may ask.
+        """Returns one sample's outputs by name, with the gaps of ArgMax decisions; thread-safe.
 
         Raises:
             RunnerFailedError: ONNX Runtime cannot compute them; names the sample.
@@ -61,23 +59,22 @@ class Reference:
             session = self._sessions.get(graph)
             if session is None:
                 session = self._sessions[graph] = self._open(graph)
-        found = run_all(session, sample.arrays, sample.name)
+        arrays = run_all(session, sample.arrays, sample.name)
         if not self._decisions:
-            return found
-        outputs = {name: found[name] for name in self._graph.outputs}
+            return arrays
         return ReferenceOutputs(
-            outputs,
+            {name: arrays[name] for name in self._graph.outputs},
             {
-                name: gaps(found[d.tensor], d.axis, smallest=d.smallest).reshape(found[name].shape)
+                name: gaps(arrays[d.tensor], d.axis, smallest=d.smallest).reshape(
+                    arrays[name].shape
+                )
                 for name, d in self._decisions.items()
             },
         )
 
     def release(self) -> None:
-        """Let the sessions and their memory go, that of mapped weights too; one that is being
-        opened in another thread, when it is there.
-        """
-        with self._lock:
+        """Closes the sessions, and frees the memory of mapped weights."""
+        with self._lock:  # waits for a session that another thread opens
             self._sessions.clear()
         if self.is_large:
             self._graph.constants.let_go()
@@ -85,10 +82,10 @@ class Reference:
     def _open(self, graph: Graph) -> ort.InferenceSession:
         proto = graph.proto
         self.turns.take(self)
-        named = [n.name for n in proto.graph.node if n.name]
-        unique = len(set(named)) == len(named)
+        names = [n.name for n in proto.graph.node if n.name]
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
-        proto = proto if unique else with_unique_names(proto)
+        if len(set(names)) < len(names):
+            proto = with_unique_names(proto)
         return reference_session(
             with_outputs(proto, [d.tensor for d in self._decisions.values()]),
             self._where,
@@ -98,15 +95,14 @@ class Reference:
 
 
 class Lookups:
-    """Looks up in ``graph``; its session, which holds the tables, is opened when it is needed."""
+    """Computes what ``graph`` looks up in tables; its session is opened at the first use."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._session: ort.InferenceSession | None = None
 
     def of(self, sample: Sample) -> dict[str, NDArray[Any]]:
-        """Float32 arrays by the names of the inputs of :attr:`Graph.after_lookups` that they may be
-        given as; empty where the model looks nothing up.
+        """Returns float32 arrays, named as the inputs of :attr:`Graph.after_lookups`.
 
         Raises:
             RunnerFailedError: ONNX Runtime cannot compute them; names the sample.
@@ -120,15 +116,11 @@ class Lookups:
 
 
 _RECORDED_TENSORS = 32
-"""What is recorded by one inference, to bound memory."""
+"""Tensors that one inference records, to bound memory."""
 
 
 class Recorded:
-    """Tensors of the FP32 reference by name, on one sample.
-
-    ONNX Runtime runs the model as written, so that a tensor's value does not depend on what else is
-    recorded, and a subgraph that is fed with them gives the rest bit for bit.
-    """
+    """The FP32 values of a model's tensors on one sample, recorded into ``folder``."""
 
     def __init__(self, extractor: Extractor, sample: Sample, folder: Path) -> None:
         self._extractor = extractor
@@ -137,10 +129,10 @@ class Recorded:
         self._files: dict[str, Path] = {}
 
     def of(self, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-        """The values of ``names``, inputs of the model among them.
+        """Returns the values of ``names``; inputs of the model may be among them.
 
         Raises:
-            RunnerFailedError: ONNX Runtime cannot compute one, or it is no array.
+            RunnerFailedError: ONNX Runtime cannot compute a tensor, or it is no array.
         """
         wanted = list(names)
         given = self._sample.arrays
@@ -150,6 +142,8 @@ class Recorded:
         return {n: given[n] if n in given else np.load(self._files[n]) for n in wanted}
 
     def _record(self, names: Sequence[str]) -> None:
+        # The model runs as written: a value does not depend on what else is recorded, and a
+        # subgraph that gets recorded inputs gives the same values bit for bit.
         model = self._extractor.recorder(names)
         for name, array in outputs_of(model, self._sample.arrays, self._sample.name).items():
             path = self._folder / f"{len(self._files)}.npy"
@@ -160,14 +154,14 @@ class Recorded:
 def outputs_of(
     model: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]], where: str
 ) -> dict[str, NDArray[Any]]:
-    """The outputs of ``model`` as written, arrays by name.
+    """Returns the outputs of ``model``, executed as written, by name.
 
     Raises:
-        RunnerFailedError: it cannot be run, or an output is a sequence or text.
+        RunnerFailedError: the model cannot run, or an output is a sequence or text.
     """
-    # Old models name their initialisers among the inputs.
-    taken = {v.name: arrays[v.name] for v in model.graph.input if v.name in arrays}
-    outputs = run_all(session_as_written(model, where), taken, where)
+    # Old models list initialisers among the inputs: these are not fed.
+    feed = {v.name: arrays[v.name] for v in model.graph.input if v.name in arrays}
+    outputs = run_all(session_as_written(model, where), feed, where)
     for name, array in outputs.items():
         if array.dtype.hasobject:
             raise RunnerFailedError(f"{where}: tensor {name!r} is no array of numbers")

@@ -1,8 +1,7 @@
 """The ``emulated-whole`` runner: ``to_emulated``'s model in one optimised ONNX Runtime session.
 
-It makes a session for each plan, so it is no runner to search with. It is the second opinion on an
-answer: it fuses and orders FP32 operations differently from the first emulator, and a plan whose
-verdict turns on that is too close.
+It opens a session for each plan, so it judges answers and does not search. Its FP32 operations are
+fused and ordered otherwise: a plan whose outcome depends on that is too close.
 """
 
 from __future__ import annotations
@@ -23,22 +22,18 @@ from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.runners.concurrency import Headroom, Turns, side_by_side
 from bisect_trt.runners.ort_session import RoundedConstants, reference_session, run_all
 
-_SWALLOW_CASTS = (
+# They take casts into the fused normalisation, which then reads BF16 or two types at once. The CPU
+# provider has no kernel for either.
+_CAST_FUSIONS = (
     "LayerNormFusion",  # of older ONNX Runtimes
     "LayerNormFusionL1",
     "LayerNormFusionL2",
     "SimplifiedLayerNormFusion",
 )
-"""Fusions that take the casts around a normalisation into it: their node has no kernel for BF16 on
-a CPU, and may read two types (a written-out LayerNorm that is pinned as a whole)."""
 
 
 class WholeModelRunner:
-    """Executes a model in a fresh session for each plan.
-
-    The last plan's session is kept until another plan is asked for, or of a large model until the
-    call ends.
-    """
+    """Executes a model in a session for each plan; a large model's is closed after each call."""
 
     name = "emulated-whole"
 
@@ -60,16 +55,16 @@ class WholeModelRunner:
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
         try:
-            # Before a session of the other form is opened, nothing runs in this one.
-            for graph, few in groupby(samples, lambda s: self._graph.taking(s.arrays)):
-                asked = ((self._session_of(plan, graph), sample) for sample in few)
-                yield from side_by_side(_run, asked, lambda a: self._headroom.at_once(a[1]))
+            # In groups: no session may still run when one of the other graph is opened.
+            for graph, group in groupby(samples, lambda s: self._graph.taking(s.arrays)):
+                runs = ((self._session_of(plan, graph), sample) for sample in group)
+                yield from side_by_side(_run, runs, lambda run: self._headroom.at_once(run[1]))
         finally:
             if self._turns.is_large:
                 self.release()
 
     def release(self) -> None:
-        """Close the session."""
+        """Closes the session."""
         if self._kept is not None:
             self._kept = None
             give_back()
@@ -78,20 +73,20 @@ class WholeModelRunner:
         return {}
 
     def _session_of(self, plan: PrecisionPlan, graph: Graph) -> ort.InferenceSession:
-        kept = self._kept  # whoever takes the turn may let it go at any time
+        kept = self._kept  # read once: another holder's turn may release it at any time
         if kept is None or kept[:2] != (plan, graph):
-            self.release()  # two sessions of one model would be in memory for a moment
+            self.release()  # first: two sessions would be in memory for a moment
             self._turns.take(self)
             session = reference_session(
                 lambda: to_emulated(graph, plan),
                 quantised=graph.quantised,
                 constants=self._constants,
-                without=_SWALLOW_CASTS,
+                without=_CAST_FUSIONS,
             )
             kept = self._kept = (plan, graph, session)
         return kept[2]
 
 
-def _run(asked: tuple[ort.InferenceSession, Sample]) -> Arrays:
-    session, sample = asked
+def _run(run: tuple[ort.InferenceSession, Sample]) -> Arrays:
+    session, sample = run
     return run_all(session, sample.arrays, sample.name)

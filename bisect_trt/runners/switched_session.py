@@ -1,9 +1,8 @@
-"""Runs every plan of a base precision in the same sessions, whose roundings are switched by what
-is fed.
+"""Executes every plan of a base precision in the same sessions, whose inputs switch the roundings.
 
-The model is cut into segments, and what is alive at the cuts is kept for a while. An evaluation
-starts at the segment in which its plan first differs from one that was run on the same sample. The
-numbers are those of a run from the start, bit for bit.
+The model is cut into segments, and the tensors alive at the cuts are kept. An evaluation starts at
+the first segment whose switches differ from a kept run on the same sample. The outputs are those of
+a whole run, bit for bit.
 """
 
 from __future__ import annotations
@@ -36,21 +35,18 @@ from bisect_trt.runners.ort_session import cpu_nodes, failure_of_session, sessio
 from bisect_trt.runners.values import Value, bytes_of, caller, owned, value_of, viewed
 
 KEPT_BYTES = 16 << 20
-"""What activations at cuts may take in all."""
+"""Memory for the kept tensors of all cuts."""
 
 _WHERE = "the emulated model"
 
 Setting = NDArray[np.bool_]
-"""For one segment: its flags, then which of its weights are rounded as for a reduced layer."""
+"""The switches of one segment: its flags, then its weights; True where reduced."""
 
 Tensors = Mapping[str, Value]
 
 
 class KeptActivations:
-    """The tensors alive at a cut, by what they depend on; those used last, within a budget.
-
-    Several threads may share it.
-    """
+    """Keeps the tensors alive at cuts, the most recently used within a budget; thread-safe."""
 
     def __init__(self, budget_bytes: int = KEPT_BYTES) -> None:
         self._budget_bytes = budget_bytes
@@ -59,16 +55,16 @@ class KeptActivations:
         self._lock = Lock()
 
     def first_of(self, keys: Sequence[Hashable]) -> tuple[int, Tensors] | None:
-        """The place among ``keys`` of the first one that is kept, and its tensors."""
+        """Returns the index of the first of ``keys`` that is kept, and its tensors."""
         with self._lock:
-            for place, key in enumerate(keys):
+            for index, key in enumerate(keys):
                 if key in self._kept:
                     self._kept.move_to_end(key)
-                    return place, self._kept[key][0]
+                    return index, self._kept[key][0]
         return None
 
     def keep(self, key: Hashable, tensors: Tensors) -> None:
-        """Remember ``tensors``, and forget what was not used for longest."""
+        """Keeps ``tensors``, and drops those that were not used for longest."""
         size = sum(bytes_of(value) for value in tensors.values())
         with self._lock:
             if size > self._budget_bytes or key in self._kept:
@@ -76,30 +72,31 @@ class KeptActivations:
             self._kept[key] = (dict(tensors), size)
             self._bytes += size
             while self._bytes > self._budget_bytes:
-                _, (_, gone) = self._kept.popitem(last=False)
-                self._bytes -= gone
+                _, (_, freed) = self._kept.popitem(last=False)
+                self._bytes -= freed
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drops everything."""
         with self._lock:
             self._kept.clear()
             self._bytes = 0
 
 
 class Switches:
-    """Turns the set of reduced layers into each segment's setting."""
+    """Turns a set of reduced layers into the switches of each segment."""
 
     def __init__(self, segments: Sequence[SegmentSession]) -> None:
-        self._place: dict[str, int] = {}
-        # Each switch with each layer that asks for it, and the one that it is not needed for.
+        self._numbers: dict[str, int] = {}
+        # Pairs of a switch and a layer that turns it on; for each switch, the layer that has
+        # rounded the tensor already and makes it needless, or -1.
         switches: list[int] = []
         layers: list[int] = []
         unless: list[int] = []
         ends = []
         for segment in segments:
-            asked = [(flag.on, flag.off) for flag in segment.flags.values()]
-            asked += [((weight.layer,), ()) for weight in segment.weights.values()]
-            for on, off in asked:
+            conditions = [(flag.on, flag.off) for flag in segment.flags.values()]
+            conditions += [((weight.layer,), ()) for weight in segment.weights.values()]
+            for on, off in conditions:
                 layers += [self._index(name) for name in on]
                 switches += [len(unless)] * len(on)
                 assert len(off) <= 1
@@ -112,36 +109,30 @@ class Switches:
         self._starts = self._first_segments(ends)
 
     def of(self, reduced: Iterable[str]) -> list[Setting]:
-        """The setting of each segment where the layers ``reduced`` are.
-
-        A flag is on where one of its layers is reduced and not the one that has rounded the tensor
-        already.
-        """
-        # The last place stands for no layer: index -1.
-        low = np.zeros(len(self._place) + 1, np.bool_)
-        low[[place for name in reduced if (place := self._place.get(name)) is not None]] = True
+        """Returns the switches of each segment if the layers ``reduced`` are reduced."""
+        # The last element, index -1, stands for no layer and stays False.
+        low = np.zeros(len(self._numbers) + 1, np.bool_)
+        low[[self._numbers[name] for name in reduced if name in self._numbers]] = True
         values = np.zeros(len(self._unless), np.bool_)
         values[self._switches[low[self._layers]]] = True
         values &= ~low[self._unless]
         return [values[start:end] for start, end in self._bounds]
 
     def start_of(self, layer: str) -> int:
-        """The first segment that ``layer`` may change where it alone is reduced."""
+        """Returns the first segment that ``layer`` changes if it alone is reduced."""
         return self._starts.get(layer, 0)
 
     def _index(self, layer: str) -> int:
-        return self._place.setdefault(layer, len(self._place))
+        return self._numbers.setdefault(layer, len(self._numbers))
 
     def _first_segments(self, ends: Sequence[int]) -> dict[str, int]:
-        first = np.full(len(self._place), len(ends), np.intp)
+        first = np.full(len(self._numbers), len(ends), np.intp)
         np.minimum.at(first, self._layers, np.searchsorted(ends, self._switches, side="right"))
-        return {name: int(first[i]) for name, i in self._place.items() if first[i] < len(ends)}
+        return {name: int(first[i]) for name, i in self._numbers.items() if first[i] < len(ends)}
 
 
 class SegmentSession:
-    """Runs one segment. ``on_cpu`` names what the CPU ran in place of another device, known after
-    the first run.
-    """
+    """Executes one segment; ``on_cpu`` names the nodes that ran on the CPU, not the device."""
 
     def __init__(
         self, segment: Segment, constants: ConstantStore, threads: int, device: Device
@@ -152,7 +143,7 @@ class SegmentSession:
         self._constants = constants
         self._profile: tempfile.TemporaryDirectory[str] | None = None
         profile = None
-        if device != CPU:
+        if device != CPU:  # the first run shows which nodes the CPU runs
             self._profile = tempfile.TemporaryDirectory(prefix="bisect-trt-")
             profile = str(Path(self._profile.name) / "profile")
         self._session = session_as_written(segment.model, _WHERE, threads, device, profile)
@@ -162,16 +153,16 @@ class SegmentSession:
         ]
 
     def run(self, tensors: Tensors, setting: Setting) -> dict[str, Value]:
-        """What the segment gives; several threads may ask.
+        """Returns the segment's outputs; thread-safe.
 
         Raises:
-            RunnerFailedError: with ONNX Runtime's words.
+            RunnerFailedError: ONNX Runtime cannot run the segment.
         """
         feed = {name: tensors[name] for name in self.takes}
         states = setting.tolist()
-        for name, on in zip(self.flags, states, strict=False):
+        for name, on in zip(self.flags, states, strict=False):  # the weights' states follow
             feed[name] = value_of(self._states[on])
-        owners = []  # hold what is fed until the call is done
+        owners = []  # must live until the call is done
         for (name, weight), low in zip(
             self.weights.items(), states[len(self.flags) :], strict=True
         ):
@@ -190,7 +181,7 @@ class SegmentSession:
 
 
 class SwitchedSession:
-    """Executes a model with any of its layers reduced to ``low`` and the others in ``pin``."""
+    """Executes a model with any of its layers reduced to ``low``, and the others in ``pin``."""
 
     def __init__(
         self,
@@ -204,7 +195,7 @@ class SwitchedSession:
         kept: KeptActivations | None = None,
         segments: int = SEGMENTS,
     ) -> None:
-        # What crosses a cut would be copied from a GPU to the host and back.
+        # Tensors at a cut would be copied from the GPU to the host and back.
         segments = segments if device == CPU else 1
         whole = to_switched(graph, low, pin, selects=device != CPU)
 
@@ -215,112 +206,105 @@ class SwitchedSession:
         self._switches = Switches(self._segments)
         self._headroom, self._device = Headroom(graph, threads), device
         self._graph = graph
-        # A tensor is let go behind the last segment that takes it.
+        # The last segment that reads each tensor, which is freed after it.
         self._last = {name: i for i, one in enumerate(self._segments) for name in one.takes}
         self._last |= dict.fromkeys(graph.outputs, len(self._segments))
         self._kept = KeptActivations() if kept is None else kept
-        # Another session may share what is kept; an id could come again.
-        self._own = object()
+        # Part of the keys, since sessions share kept tensors; an id() could be reused.
+        self._identity = object()
         self._settings: tuple[frozenset[str], list[Setting], list[bytes]] | None = None
 
     @property
     def on_cpu(self) -> tuple[str, ...]:
-        """What the CPU ran in place of another device, known after the first run."""
+        """The nodes that ran on the CPU instead of the device, known after the first run."""
         return tuple(name for segment in self._segments for name in segment.on_cpu)
 
     def at_once(self, sample: Sample) -> int:
-        """How many runs on samples like ``sample`` are made side by side."""
+        """Returns how many inferences on samples like ``sample`` fit side by side."""
         return self._headroom.at_once(sample) if self._device == CPU else 1
 
     def run(self, sample: Sample, reduced: frozenset[str]) -> Arrays:
-        """The outputs by name for one sample; several threads may ask.
-
-        Raises:
-            RunnerFailedError: with ONNX Runtime's words.
-        """
-        settings, prefixes = self._set(reduced)
-        given, owners = _given(sample.arrays)
+        """Returns one sample's outputs by name; thread-safe."""
+        settings, prefixes = self._settings_of(reduced)
+        inputs, owners = _input_values(sample.arrays)
         count = len(self._segments)
-        # From the last cut back: the first that is kept spares most.
+        # The last cut comes first: starting there saves most.
         keys: list[Hashable] = [
-            (self._own, sample.digest, prefixes[place]) for place in range(count - 1, 0, -1)
+            (self._identity, sample.digest, prefixes[index]) for index in range(count - 1, 0, -1)
         ]
-        found = self._kept.first_of(keys)
-        start = 0 if found is None else count - 1 - found[0]
-        tensors = given if found is None else {**given, **found[1]}
-        for place in range(start, count):
-            tensors = self._advance(tensors, place, settings[place])
-            if place + 1 < count:
-                alive = {n: v for n, v in tensors.items() if n not in given}
-                self._kept.keep(keys[count - 2 - place], alive)
-        outputs = self._fetched(tensors)
+        hit = self._kept.first_of(keys)
+        start = 0 if hit is None else count - 1 - hit[0]
+        tensors = inputs if hit is None else {**inputs, **hit[1]}
+        for index in range(start, count):
+            tensors = self._advance(tensors, index, settings[index])
+            if index + 1 < count:
+                alive = {n: v for n, v in tensors.items() if n not in inputs}
+                self._kept.keep(keys[count - 2 - index], alive)
+        outputs = self._outputs_of(tensors)
         del owners
         return outputs
 
     def sensitivities(
         self, sample: Sample, wanted: Collection[str]
     ) -> Iterator[tuple[str, Arrays | None]]:
-        """The outputs with one layer reduced, for each of ``wanted``; None where that fails.
-
-        The run with none reduced advances segment by segment; at each one, the layers that first
-        change something there are run from its beginning to the end.
+        """Yields the outputs with one layer reduced, for each of ``wanted``; None if that fails.
 
         Raises:
-            RunnerFailedError: the model itself cannot be run.
+            RunnerFailedError: ONNX Runtime cannot run the model.
         """
+        # One run with no layer reduced advances segment by segment. Before each, the layers that
+        # first change something there are run from there to the end.
         by_segment: dict[int, list[str]] = {}
         for name in wanted:
             by_segment.setdefault(self._switches.start_of(name), []).append(name)
-        nothing = self._switches.of(())
-        tensors, owners = _given(sample.arrays)
+        none_reduced = self._switches.of(())
+        tensors, owners = _input_values(sample.arrays)
         at_once = self.at_once(sample)
-        for place in range(max(by_segment, default=-1) + 1):
-            names = by_segment.get(place, ())
-            finish = partial(self._finished, tensors, place)
+        for index in range(max(by_segment, default=-1) + 1):
+            names = by_segment.get(index, ())
+            finish = partial(self._finished, tensors, index)
             yield from zip(names, side_by_side(finish, names, lambda _: at_once), strict=True)
-            tensors = self._advance(tensors, place, nothing[place])
+            tensors = self._advance(tensors, index, none_reduced[index])
         del owners
 
     def _finished(self, tensors: Tensors, start: int, layer: str) -> Arrays | None:
-        """The outputs with ``layer`` reduced, from the cut before segment ``start`` on."""
+        """The outputs with ``layer`` reduced, from segment ``start`` on; None if that fails."""
         settings = self._switches.of((layer,))
         try:
-            for place in range(start, len(self._segments)):
-                tensors = self._advance(tensors, place, settings[place])
-            return self._fetched(tensors)
+            for index in range(start, len(self._segments)):
+                tensors = self._advance(tensors, index, settings[index])
+            return self._outputs_of(tensors)
         except RunnerFailedError:
             return None
 
-    def _advance(self, tensors: Tensors, place: int, setting: Setting) -> dict[str, Value]:
-        """What is alive behind segment ``place``."""
-        alive = {**tensors, **self._segments[place].run(tensors, setting)}
-        return {name: value for name, value in alive.items() if self._last.get(name, -1) > place}
+    def _advance(self, tensors: Tensors, index: int, setting: Setting) -> dict[str, Value]:
+        """The tensors alive after segment ``index``."""
+        alive = {**tensors, **self._segments[index].run(tensors, setting)}
+        return {name: value for name, value in alive.items() if self._last.get(name, -1) > index}
 
-    def _fetched(self, tensors: Tensors) -> Arrays:
-        found = {name: viewed(tensors[name]) for name in self._graph.outputs}
-        # An input that is an output is handed on where the caller has it, who may let it go.
-        given = (value.name for value in self._graph.proto.graph.input)
-        return found | {name: found[name].copy() for name in given if name in found}
+    def _outputs_of(self, tensors: Tensors) -> Arrays:
+        outputs = {name: viewed(tensors[name]) for name in self._graph.outputs}
+        # An input that is also an output is the caller's memory, which may be freed: copied.
+        inputs = (value.name for value in self._graph.proto.graph.input)
+        return outputs | {name: outputs[name].copy() for name in inputs if name in outputs}
 
-    def _set(self, reduced: frozenset[str]) -> tuple[list[Setting], list[bytes]]:
-        """The switches, and by what the activations before each segment are known; those of the
-        last plan where it is the same.
-        """
-        known = self._settings
-        if known is not None and known[0] == reduced:
-            return known[1:]
+    def _settings_of(self, reduced: frozenset[str]) -> tuple[list[Setting], list[bytes]]:
+        """The switches of each segment, and a digest of all switches before it."""
+        last = self._settings
+        if last is not None and last[0] == reduced:
+            return last[1:]
         settings = self._switches.of(reduced)
         prefixes, before = [], blake2b(digest_size=16)
-        for place, setting in enumerate(settings):
-            # Of a segment without switches the cuts before it and behind it are two.
-            before.update(b"%d" % place)
+        for index, setting in enumerate(settings):
+            # Tells the cuts on both sides of a segment without switches apart.
+            before.update(b"%d" % index)
             prefixes.append(before.digest())
             before.update(np.packbits(setting).tobytes())
         self._settings = (reduced, settings, prefixes)
         return settings, prefixes
 
 
-def _given(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Value], list[Any]]:
+def _input_values(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Value], list[Any]]:
     """The inputs as ONNX Runtime's values, and their owners, which must outlive them."""
     owners = {name: owned(array) for name, array in arrays.items()}
     return {name: value_of(owner) for name, owner in owners.items()}, list(owners.values())

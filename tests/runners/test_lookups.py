@@ -74,9 +74,9 @@ def test_a_device_holds_the_weights_once_for_both() -> None:
         one, other = (list(r.outputs(plan, [given, whole])) for r in (here, there))
         for a, b in zip(one, other, strict=True):
             assert concatenated(dict(a)).tobytes() == concatenated(dict(b)).tobytes()
-    after = there._taking(whole)
+    after = there._runner_of(whole)
     assert after is not there
-    assert after._placed is there._placed and after.constants is there.constants
+    assert after._device_constants is there._device_constants and after.constants is there.constants
 
 
 def test_each_layer_alone_does_the_same() -> None:

@@ -46,7 +46,7 @@ def test_as_many_as_have_room_and_no_more_than_there_are_cores(
     assert each is not None and each >= sum(a.nbytes for a in sample.arrays.values())
     monkeypatch.setattr(module, "thread_count", lambda: 4)
     for room, expected in ((100 * each, 4), (3 * each, 3), (each // 2, 1)):
-        monkeypatch.setattr(module, "ROOM_BYTES", room)
+        monkeypatch.setattr(module, "HEADROOM_BYTES", room)
         assert Headroom(graph).at_once(sample) == expected
 
 
@@ -101,7 +101,7 @@ def test_samples_of_several_shapes_have_the_room_of_the_largest(
 
     monkeypatch.setattr(module, "inference_bytes", each)
     monkeypatch.setattr(module, "thread_count", lambda: 8)
-    monkeypatch.setattr(module, "ROOM_BYTES", 64)
+    monkeypatch.setattr(module, "HEADROOM_BYTES", 64)
     room = Headroom(graph)
     shapes = [(2, 4), (8, 2), (2, 2)]
     assert [room.at_once(Sample("s", {"x": np.zeros(s)})) for s in shapes] == [8, 2, 2]

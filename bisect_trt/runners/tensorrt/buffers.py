@@ -1,8 +1,4 @@
-"""Memory on the GPU: poisoned buffers of inputs and outputs, between margins.
-
-Polygraphy's buffers are not used: they have no margins, and its errors do not tell a full GPU from
-a lost one.
-"""
+"""Memory on the GPU: poisoned buffers of inputs and outputs, between margins."""
 
 from __future__ import annotations
 
@@ -16,15 +12,17 @@ from numpy.typing import NDArray
 from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.base.outcomes import Verdict
 
+# Polygraphy's buffers have no margins, and its errors do not tell a full GPU from a lost one.
 MARGIN_BYTES = 512
-"""On either side: as much as CUDA aligns memory to, so that what lies between is aligned."""
+"""The size of a margin: CUDA's alignment, so that the memory between margins is aligned too."""
 MARGIN_BYTE = 0xA5
+"""The value of each byte in a margin."""
 POISON_BYTE = 0xFF
-"""All bits set are NaN as a float."""
+"""The value of each byte of unwritten memory: as floats these are NaN."""
 
 
 def import_cuda() -> Any:
-    """cuda-python's runtime module.
+    """Imports cuda-python's runtime module.
 
     Raises:
         RunnerUnavailableError: it or a GPU is missing.
@@ -45,11 +43,7 @@ def import_cuda() -> Any:
 
 
 class Cuda:
-    """A stream and what is done on it.
-
-    Every failure raises :class:`RunnerFailedError` with CUDA's name for it: there was no memory, or
-    the process has lost its device for whatever comes next.
-    """
+    """A stream of a GPU, and the calls on it; failures raise :class:`RunnerFailedError`."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -57,46 +51,46 @@ class Cuda:
 
     def _call(self, name: str, *arguments: Any) -> Any:
         code, *values = getattr(self._runtime, name)(*arguments)
-        known = self._runtime.cudaError_t
-        if code == known.cudaErrorMemoryAllocation:
+        codes = self._runtime.cudaError_t
+        if code == codes.cudaErrorMemoryAllocation:
             raise RunnerFailedError(
                 f"the GPU's memory does not suffice ({code.name})", Verdict.CRASHED, machine=True
             )
-        if code != known.cudaSuccess:
+        if code != codes.cudaSuccess:  # after any other error the process cannot use the device
             raise RunnerFailedError(f"CUDA failed: {code.name}", Verdict.CRASHED, lost=True)
         return values[0] if len(values) == 1 else values
 
     def with_own_stream(self) -> Cuda:
-        """The same device with a stream of its own."""
+        """Returns the same device with another stream."""
         return Cuda(self._runtime)
 
     def close(self) -> None:
-        """Give the stream back."""
+        """Destroys the stream."""
         self._call("cudaStreamDestroy", self.stream)
 
     def free_bytes(self) -> int:
-        """What of the device's memory nobody has taken."""
+        """Returns the device's free memory."""
         return int(self._call("cudaMemGetInfo")[0])
 
     def allocate(self, size: int) -> int:
-        """A device pointer to ``size`` bytes (at least one)."""
+        """Returns a device pointer to ``size`` bytes (at least one)."""
         return int(self._call("cudaMalloc", max(1, size)))
 
     def free(self, pointer: int) -> None:
-        """Give memory back."""
+        """Frees device memory."""
         self._call("cudaFree", pointer)
 
     def fill(self, pointer: int, byte: int, size: int) -> None:
-        """Set memory to one byte's value, in the stream's order."""
+        """Sets every byte of memory to ``byte``, in the stream's order."""
         self._call("cudaMemsetAsync", pointer, byte, size, self.stream)
 
     def upload(self, pointer: int, array: NDArray[Any]) -> None:
-        """Copy a contiguous array to the device, in the stream's order."""
+        """Copies a contiguous array to the device, in the stream's order."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._call("cudaMemcpyAsync", pointer, array.ctypes.data, array.nbytes, kind, self.stream)
 
     def download(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Copy an array from the device; complete when this returns."""
+        """Copies an array from the device, and waits for it."""
         array = np.empty(shape, dtype)
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         if array.nbytes:
@@ -107,11 +101,11 @@ class Cuda:
         return array
 
     def synchronise(self) -> None:
-        """Wait until the stream has done all it was given."""
+        """Waits until the stream is idle."""
         self._call("cudaStreamSynchronize", self.stream)
 
     def elapsed_ms(self, enqueue: Callable[[], None]) -> float:
-        """The device's milliseconds for what ``enqueue`` puts into the stream."""
+        """Returns the device's time for what ``enqueue`` puts into the stream."""
         begin, end = self._call("cudaEventCreate"), self._call("cudaEventCreate")
         self._call("cudaEventRecord", begin, self.stream)
         enqueue()
@@ -123,7 +117,7 @@ class Cuda:
         return elapsed
 
     def device(self) -> dict[str, str]:
-        """The GPU's name and compute capability, and the versions of driver and runtime."""
+        """Returns the GPU's name and compute capability, and CUDA's driver and runtime versions."""
         properties = self._call("cudaGetDeviceProperties", self._call("cudaGetDevice"))
         name = properties.name
         driver, runtime = (
@@ -138,7 +132,7 @@ class Cuda:
 
 
 class GuardedMemory:
-    """``size`` bytes of device memory between two margins, poisoned."""
+    """``size`` bytes of poisoned device memory between two margins."""
 
     def __init__(self, cuda: Cuda, size: int) -> None:
         self._cuda, self._size = cuda, size
@@ -148,18 +142,18 @@ class GuardedMemory:
         cuda.fill(self.pointer, POISON_BYTE, size)
 
     def intact(self) -> bool:
-        """Whether nobody wrote to the margins."""
+        """True if the margins are as they were written."""
         margins = (self._base, self.pointer + self._size)
-        read = (self._cuda.download(m, (MARGIN_BYTES,), np.dtype(np.uint8)) for m in margins)
-        return all(bool((found == MARGIN_BYTE).all()) for found in read)
+        arrays = (self._cuda.download(m, (MARGIN_BYTES,), np.dtype(np.uint8)) for m in margins)
+        return all(bool((array == MARGIN_BYTE).all()) for array in arrays)
 
     def free(self) -> None:
-        """Give it back."""
+        """Frees the memory and its margins."""
         self._cuda.free(self._base)
 
 
 class Buffers:
-    """Memory for one sample, bound to a context's tensors while in use."""
+    """The device memory of one sample, bound to a context's tensors inside the ``with`` block."""
 
     def __init__(
         self, trt: Any, cuda: Cuda, context: Any, arrays: Mapping[str, NDArray[Any]]
@@ -167,7 +161,7 @@ class Buffers:
         self._trt, self._cuda, self._context, self._arrays = trt, cuda, context, arrays
         self._engine = context.engine
         self._inputs: dict[str, GuardedMemory] = {}
-        self._host: list[NDArray[Any]] = []  # copies are made while these are held
+        self._host: list[NDArray[Any]] = []  # uploads are asynchronous: they must stay alive
         self._allocators: dict[str, Any] = {}
 
     def __enter__(self) -> Buffers:
@@ -191,10 +185,8 @@ class Buffers:
             memory.free()
 
     def fix(self) -> None:
-        """Let outputs of known shape stay where they are after a run.
-
-        Each inference would ask for their places, which takes longer than a small model's run.
-        """
+        """After a run, gives outputs of known shape fixed addresses."""
+        # TensorRT would call the allocators at each run, which takes longer than a small model.
         for name, allocator in self._allocators.items():
             if -1 not in tuple(self._context.get_tensor_shape(name)):
                 self._context.set_output_allocator(name, None)
@@ -202,21 +194,21 @@ class Buffers:
 
     @property
     def failure(self) -> RunnerFailedError | None:
-        """Why an output was given no memory, where it was not."""
+        """Why an output got no memory; None if all did."""
         return next((a.failure for a in self._allocators.values() if a.failure is not None), None)
 
     def fetch_all(self) -> dict[str, NDArray[Any]]:
-        """The outputs by name.
+        """Returns the outputs by name.
 
         Raises:
-            RunnerFailedError: the engine wrote where none of its tensors lies.
+            RunnerFailedError: the engine wrote outside its tensors.
         """
-        outputs, lying = {}, dict(self._inputs)
+        outputs, memories = {}, dict(self._inputs)
         for name, allocator in self._allocators.items():
-            lying[name] = allocator.memory[-1]
+            memories[name] = allocator.memory[-1]
             dtype = _np_dtype(self._trt, self._engine.get_tensor_dtype(name))
-            outputs[name] = self._cuda.download(lying[name].pointer, allocator.shape, dtype)
-        for name, memory in lying.items():
+            outputs[name] = self._cuda.download(memories[name].pointer, allocator.shape, dtype)
+        for name, memory in memories.items():
             if not memory.intact():
                 raise RunnerFailedError(
                     f"the engine wrote outside of its memory, beside tensor {name!r}",
@@ -228,7 +220,7 @@ class Buffers:
     def _bind_input(self, name: str) -> None:
         engine, context = self._engine, self._context
         dtype = _np_dtype(self._trt, engine.get_tensor_dtype(name))
-        # ascontiguousarray would give a scalar an axis.
+        # Not ascontiguousarray, which gives a scalar an axis.
         array = np.asarray(self._arrays[name], dtype, order="C")
         if not context.set_input_shape(name, array.shape):
             raise RunnerFailedError(
@@ -236,6 +228,7 @@ class Buffers:
                 Verdict.CRASHED,
             )
         self._host.append(array)
+        # Shape values are read on the host.
         if engine.get_tensor_location(name) == self._trt.TensorLocation.HOST:
             context.set_tensor_address(name, array.ctypes.data)
             return
@@ -246,7 +239,7 @@ class Buffers:
 
 def _output_allocator(trt: Any, cuda: Cuda) -> Any:
     class Allocator(trt.IOutputAllocator):  # type: ignore[misc]
-        """Gives an output the memory it asks for, once its size is known."""
+        """Allocates an output's memory when TensorRT knows its size."""
 
         def __init__(self) -> None:
             trt.IOutputAllocator.__init__(self)
@@ -259,7 +252,7 @@ def _output_allocator(trt: Any, cuda: Cuda) -> Any:
             if size > self._size:
                 try:
                     self.memory.append(GuardedMemory(cuda, size))
-                except RunnerFailedError as error:  # TensorRT calls this, and knows no exceptions
+                except RunnerFailedError as error:  # exceptions cannot pass through TensorRT
                     self.failure = error
                     return 0
                 self._size = size
@@ -277,8 +270,8 @@ def _output_allocator(trt: Any, cuda: Cuda) -> Any:
 
 
 def _np_dtype(trt: Any, dtype: Any) -> np.dtype[Any]:
-    """NumPy's type for TensorRT's; BF16 is ml_dtypes'."""
-    found: np.dtype[Any] = np.dtype(
+    """NumPy's type for TensorRT's; trt.nptype does not know BF16."""
+    numpy_type: np.dtype[Any] = np.dtype(
         ml_dtypes.bfloat16 if dtype.name == "BF16" else trt.nptype(dtype)
     )
-    return found
+    return numpy_type

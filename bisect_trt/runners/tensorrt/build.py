@@ -1,4 +1,4 @@
-"""Builds an engine."""
+"""Parses a model and builds its engine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from bisect_trt.runners.tensorrt.records import Built, EngineRequest, WeakTyping
 if TYPE_CHECKING:
     import tensorrt
 
+# With less free memory, libraries under TensorRT fail with unrelated errors, such as
+# CUDNN_STATUS_INTERNAL_ERROR.
 LIBRARIES_BYTES = 256 << 20
-"""What the libraries under TensorRT take for themselves: where less of the GPU's memory is left
-their errors are of other things (CUDNN_STATUS_INTERNAL_ERROR)."""
+"""GPU memory that cuDNN and cuBLAS need for themselves."""
 
 _KEPT_SEVERITIES = ("INTERNAL_ERROR", "ERROR", "WARNING")
 _NO_MEMORY = (
@@ -31,13 +32,14 @@ _NO_MEMORY = (
     "allocation failed",
     "memory is insufficient",
 )
-"""What TensorRT's errors say, in small letters, where the GPU's memory does not suffice."""
+"""Parts of TensorRT's errors, in lower case, that mean too little GPU memory."""
 _NODE_MARK = "[ONNX Layer: "
 
 
 def make_logger(trt: Any) -> Any:
-    """A logger that keeps warnings and errors as (severity, text) in ``messages``."""
+    """Makes a logger that keeps warnings and errors as (severity, text) in ``messages``."""
 
+    # The base class is known only once TensorRT is imported.
     class Collector(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
@@ -45,6 +47,7 @@ def make_logger(trt: Any) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             kept = (severity.name, message)
+            # Builders repeat themselves.
             if severity.name in _KEPT_SEVERITIES and kept not in self.messages:
                 self.messages.append(kept)
 
@@ -54,14 +57,12 @@ def make_logger(trt: Any) -> Any:
 def refusal(
     message: str, verdict: Verdict, logger: Any, cuda: Cuda | None = None
 ) -> RunnerFailedError:
-    """The error to raise, with the last of what ``logger`` heard.
-
-    Where TensorRT could run or load nothing the process may have lost its device.
-    """
+    """Makes the error to raise, with the last messages of ``logger``."""
     errors = [text.lower() for severity, text in logger.messages if "ERROR" in severity]
-    scarce = any(words in text for text in errors for words in _NO_MEMORY) or _is_full(cuda)
+    scarce = any(part in text for text in errors for part in _NO_MEMORY) or _is_full(cuda)
     if scarce:
         message = f"{message}: the GPU's memory does not suffice"
+    # An engine that cannot be loaded or run may have cost the process its device.
     lost = verdict is not Verdict.BUILD_FAILED
     return RunnerFailedError(message, verdict, _last_lines(logger), lost=lost, machine=scarce)
 
@@ -78,11 +79,7 @@ def _last_lines(logger: Any) -> list[str]:
 
 
 def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) -> Built:
-    """Parse, check and build.
-
-    Raises:
-        RunnerFailedError: BUILD_FAILED, with the parser's or builder's last words.
-    """
+    """Builds a request; failures are BUILD_FAILED. ``cache`` is the timing cache's file."""
     logger = make_logger(trt)
     builder = trt.Builder(logger)
     began = time.perf_counter()
@@ -110,11 +107,7 @@ def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) ->
 
 
 def parse(trt: Any, builder: Any, logger: Any, request: EngineRequest) -> Any:
-    """The request's model as a network.
-
-    Raises:
-        RunnerFailedError: BUILD_FAILED, naming the node.
-    """
+    """Parses the request's model into a network; failures are BUILD_FAILED and name the node."""
     network = builder.create_network(_network_flags(trt, request))
     parser = trt.OnnxParser(network, logger)
     parsed = (
@@ -124,56 +117,47 @@ def parse(trt: Any, builder: Any, logger: Any, request: EngineRequest) -> Any:
     )
     if parsed:
         return network
-    named, words = "", ": no reason given"
+    node, reason = "", ": no reason given"
     if parser.num_errors:
         error = parser.get_error(0)
-        named = error.node_name() if hasattr(error, "node_name") else ""
-        words = f" at node {error.node()} ({named or 'unnamed'}): {error.desc()}"
+        node = error.node_name() if hasattr(error, "node_name") else ""
+        reason = f" at node {error.node()} ({node or 'unnamed'}): {error.desc()}"
     raise RunnerFailedError(
-        f"TensorRT cannot parse the model{words}",
+        f"TensorRT cannot parse the model{reason}",
         Verdict.BUILD_FAILED,
         _last_lines(logger),
-        node=named,
+        node=node,
     )
 
 
 def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The types of what each ONNX node gives, by the node's name, as the parsed network has them.
-
-    A node can become several layers; the last one with its name in the metadata gives the node's
-    result. Loops leave no metadata: there ``producers`` tells the node by the name of its output
-    tensor.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    named = frozenset(producers.values())
+    """The output types of each ONNX node in the parsed network, by the node's name."""
+    by_node: dict[str, tuple[str, ...]] = {}
+    names = frozenset(producers.values())
     for layer in _layers(network):
         outputs = [t for t in _outputs(layer) if t is not None]
         types = tuple(tensor.dtype.name for tensor in outputs)
+        # The layers of a Loop have no metadata: there an output tensor's name tells the node.
         for tensor in outputs:
             if tensor.name in producers:
-                found.setdefault(producers[tensor.name], (tensor.dtype.name,))
+                by_node.setdefault(producers[tensor.name], (tensor.dtype.name,))
         if layer.type is trt.LayerType.CONSTANT:
             continue
-        for said in _metadata(layer):
-            # Of what an If chooses from, and of all behind it: "third | if (If)"; a node may have
-            # such a name of its own.
-            node = said if said in named else said.partition(" | ")[0]
-            found |= dict.fromkeys((said, node), types)
-    return found
+        # A node may become several layers: the last one gives its result.
+        for entry in _metadata(layer):
+            # Nodes inside and behind an If are written "third | if (If)", which may also be a name.
+            node = entry if entry in names else entry.partition(" | ")[0]
+            by_node |= dict.fromkeys((entry, node), types)
+    return by_node
 
 
 def apply_weak_types(
     network: tensorrt.INetworkDefinition, config: tensorrt.IBuilderConfig, typing: WeakTyping
 ) -> None:
-    """Allow ``typing.base`` and hold the pinned layers in FP32.
-
-    Raises:
-        RunnerFailedError: BUILD_FAILED; this TensorRT has no weak typing, or a pinned layer is not
-            found.
-    """
+    """Allows ``typing.base`` and constrains pinned layers to FP32; failures are BUILD_FAILED."""
     if typing.base not in ("fp16", "bf16"):
         return
-    import tensorrt as trt
+    import tensorrt as trt  # not TensorRT for RTX, which has no weak typing
 
     try:
         if typing.base == "fp16":
@@ -189,10 +173,10 @@ def apply_weak_types(
         raise RunnerFailedError(message, Verdict.BUILD_FAILED) from error
     missing = set(typing.pinned - typing.moved)
     for layer in _layers(network):
-        found = _onnx_names(layer) & typing.pinned
-        if found:
-            missing -= found
-            _hold_in_fp32(layer)
+        pinned = _onnx_names(layer) & typing.pinned
+        if pinned:
+            missing -= pinned
+            _constrain_to_fp32(layer)
     if missing:
         raise RunnerFailedError(
             f"pinned layer {min(missing)!r} is not in the network ({len(missing)} such)",
@@ -201,22 +185,21 @@ def apply_weak_types(
 
 
 def _onnx_names(layer: tensorrt.ILayer) -> set[str]:
-    """The ONNX nodes a network layer was made from, and the If around it.
-
-    In the metadata of what lies in an If: "exp | then (then_branch) | if (If)".
-    """
+    """The ONNX nodes that a network layer was made from, and each If around them."""
     names = {layer.name}
-    for said in _metadata(layer):
-        node, *around = said.split(" | ")
-        names |= {said, node}
+    for entry in _metadata(layer):
+        # Inside an If: "exp | then (then_branch) | if (If)".
+        node, *around = entry.split(" | ")
+        names |= {entry, node}
         names |= {name.removesuffix(" (If)") for name in around if name.endswith(" (If)")}
     return names
 
 
-def _hold_in_fp32(layer: tensorrt.ILayer) -> None:
+def _constrain_to_fp32(layer: tensorrt.ILayer) -> None:
     import tensorrt as trt
 
     outputs = _outputs(layer)
+    # Constants and shape tensors compute nothing in reduced precision.
     if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE) or any(
         t.is_shape_tensor for t in outputs
     ):
@@ -237,11 +220,11 @@ def _outputs(layer: Any) -> list[Any]:
 
 
 def _metadata(layer: Any) -> Iterator[str]:
-    """What a network layer's metadata says of the ONNX nodes it was made from."""
+    """Yields the names of ONNX nodes in a network layer's metadata."""
     for part in (getattr(layer, "metadata", "") or "").split(_NODE_MARK)[1:]:
-        said = part.rpartition("]")[0]
-        if said:
-            yield said
+        entry = part.rpartition("]")[0]
+        if entry:
+            yield entry
 
 
 def _network_flags(trt: Any, request: EngineRequest) -> int:
@@ -260,8 +243,9 @@ def _network_flags(trt: Any, request: EngineRequest) -> int:
 
 
 def _configure(trt: Any, config: Any, request: EngineRequest) -> None:
+    # Without it the inspector gives neither types nor ONNX nodes.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    if request.tf32:
+    if request.tf32:  # TensorRT's default
         config.set_flag(trt.BuilderFlag.TF32)
     else:
         config.clear_flag(trt.BuilderFlag.TF32)
@@ -272,7 +256,7 @@ def _configure(trt: Any, config: Any, request: EngineRequest) -> None:
 
 
 def _profile(builder: Any, network: Any, request: EngineRequest, renamed: Mapping[str, str]) -> Any:
-    """The optimisation profile, None for a network of fixed shapes."""
+    """The optimisation profile; None for a network of fixed shapes."""
     profile, needed = builder.create_optimization_profile(), False
     for tensor in _inputs(network):
         name = renamed.get(tensor.name, tensor.name)
@@ -290,19 +274,18 @@ def _inputs(network: Any) -> list[Any]:
 
 
 def _renamed_inputs(network: Any, request: EngineRequest) -> dict[str, str]:
-    """The model's names of inputs that the parser calls otherwise.
-
-    ``__x`` where x is an output too, and as a Loop's body does where x is its condition. They stay
-    in the model's order.
-    """
-    called = [tensor.name for tensor in _inputs(network)]
-    its = [name for name in called if name not in request.profile]
-    ours = [name for name in request.profile if name not in called]
-    return dict(zip(its, ours, strict=True)) if len(its) == len(ours) else {}
+    """The model's names of the inputs that the parser renamed, by the network's names."""
+    # It writes ``__x`` where x is an output too, and the body's name where x is a Loop's condition.
+    # The order stays.
+    parsed = [tensor.name for tensor in _inputs(network)]
+    renamed = [name for name in parsed if name not in request.profile]
+    original = [name for name in request.profile if name not in parsed]
+    return dict(zip(renamed, original, strict=True)) if len(renamed) == len(original) else {}
 
 
 def _read_timing_cache(config: Any, cache: Path | None) -> Any:
     if cache is None or not hasattr(config, "create_timing_cache"):
         return None
     timing = config.create_timing_cache(cache.read_bytes() if cache.exists() else b"")
+    # False: a cache of another GPU or version is refused, and not written over.
     return timing if timing is not None and config.set_timing_cache(timing, False) else None

@@ -1,8 +1,4 @@
-"""Running a serialised engine on real inputs: outputs of unknown shape, latency, repeated runs.
-
-One run of an engine is no observation: every sample is run several times, in two contexts and in
-another order, and as often as it takes where the answers are not all the same.
-"""
+"""Executes a serialised engine on real inputs: outputs of any shape, latency, repeated runs."""
 
 from __future__ import annotations
 
@@ -24,29 +20,21 @@ from bisect_trt.runners.tensorrt.buffers import Buffers, Cuda
 from bisect_trt.runners.tensorrt.build import refusal
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
 
-WARM_UP_S = 0.1
-LATENCY_TIME_S = 0.3
-MIN_LATENCY_RUNS = 10
-
 REPEATS = 3
-"""How often each sample is run at least: forwards, backwards in the other context, forwards."""
+"""Runs of each sample at least: forwards, backwards in the other context, forwards."""
 ENOUGH = copies_needed(0.95)
-"""Runs of which all must meet the requirement to bound the share that does by 95 %: 59."""
+"""Runs that must all pass to show that at least 95 % do: 59."""
 REPEAT_BUDGET_S = 30.0
+"""Time for further runs after answers differed."""
 MAX_DIFFERENT_ANSWERS = 16
+"""Different answers to one sample at which repeating stops."""
 
 Counted = tuple[tuple[Arrays, int], ...]
 Run = Callable[[Arrays], Arrays]
 
 
 class LoadedEngine:
-    """An engine with its execution contexts.
-
-    ``seconds`` holds what loading it and making the first context took.
-
-    Raises:
-        RunnerFailedError: the engine cannot be loaded.
-    """
+    """An engine with its execution contexts; ``seconds`` is the time to load it, by step."""
 
     def __init__(
         self,
@@ -73,36 +61,37 @@ class LoadedEngine:
 
     @property
     def second(self) -> EngineContext:
-        """Another context with a stream of its own; the first where there is no memory for two."""
+        """A context with a stream of its own; the first one where there is no memory for two."""
         if self._second is None:
-            heard = len(self._logger.messages)
+            # It shares the engine's weights but needs activation memory of its own.
+            count = len(self._logger.messages)
             try:
                 self._second = self._context(self._cuda.with_own_stream())
             except RunnerFailedError:
                 self._second = self.first
-                del self._logger.messages[heard:]  # they say nothing of what comes next
+                del self._logger.messages[count:]  # or a later failure would be taken for this one
         return self._second
 
     def close(self) -> None:
-        """Give back what the second context runs on; engine and contexts go with the object."""
+        """Destroys the second context's stream; engine and contexts are freed with the object."""
         second, self._second = self._second, None
         if second is not None and second is not self.first:
             second.close()
 
     def inspect(self) -> str:
-        """What the engine says of itself, as JSON."""
+        """Returns the engine's description of itself, as JSON."""
         inspector = self.engine.create_engine_inspector()
         inspector.execution_context = self.first.context
         text: str = inspector.get_engine_information(self._trt.LayerInformationFormat.JSON)
         return text
 
     def keep_kernels(self, cache: Path) -> None:
-        """Write the kernels that TensorRT for RTX compiled, for the next context."""
+        """Writes the kernels that TensorRT for RTX compiled to ``cache``."""
         if self._kernels is not None:
             write_whole(cache, bytes(self._kernels.serialize()))
 
     def _runtime_config(self, cache: Path | None, options: EngineOptions) -> Any:
-        """None where this TensorRT has no such thing."""
+        """The runtime configuration; None where this TensorRT has none."""
         if not hasattr(self._trt, "IRuntimeCache") or not hasattr(
             self.engine, "create_runtime_config"
         ):
@@ -134,28 +123,28 @@ class EngineContext:
         self.context = context
 
     def close(self) -> None:
-        """Give its stream back."""
+        """Destroys the stream."""
         self._cuda.close()
 
     def run(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
-        """The outputs for one sample."""
+        """Returns the outputs for one sample."""
         with self._bound(arrays) as buffers:
             self._enqueue(buffers)
             return buffers.fetch_all()
 
     def latency_ms(self, arrays: Arrays) -> float:
-        """The median time of one inference on the device, without copies, after a warm-up."""
+        """Returns the median device time of one inference after a warm-up, without copies."""
         with self._bound(arrays) as buffers:
-            self._enqueue(buffers)
+            self._enqueue(buffers)  # gives the outputs their memory
             self._cuda.synchronise()
             buffers.fix()
-            deadline = time.perf_counter() + WARM_UP_S
+            deadline = time.perf_counter() + 0.1
             while time.perf_counter() < deadline:
                 self._enqueue(buffers)
                 self._cuda.synchronise()
             times: list[float] = []
-            deadline = time.perf_counter() + LATENCY_TIME_S
-            while len(times) < MIN_LATENCY_RUNS or time.perf_counter() < deadline:
+            deadline = time.perf_counter() + 0.3
+            while len(times) < 10 or time.perf_counter() < deadline:
                 times.append(self._cuda.elapsed_ms(lambda: self._enqueue(buffers)))
             return statistics.median(times)
 
@@ -164,47 +153,44 @@ class EngineContext:
 
     def _enqueue(self, buffers: Buffers) -> None:
         if not self.context.execute_async_v3(self._cuda.stream):
-            what = "the engine could not be executed"
-            failed = refusal(what, Verdict.CRASHED, self._logger, self._cuda)
-            raise buffers.failure or failed
+            message = "the engine could not be executed"
+            failure = refusal(message, Verdict.CRASHED, self._logger, self._cuda)
+            raise buffers.failure or failure
 
 
 def run_repeatedly(
     samples: Sequence[Arrays], contexts: Sequence[Run], repeats: int
 ) -> list[Counted]:
-    """Each sample's answers with how often they came, the most frequent first.
-
-    Every sample is run ``repeats`` times, every other time in the next context and in reverse
-    order. Where an answer differs from another to the same sample, all are run on until there are
-    enough runs to bound the share of bad ones, for half a minute at most.
-    """
+    """Returns each sample's different answers with their counts, the most frequent first."""
+    # One run is no observation: order and context change between runs, since answers may depend on
+    # them. Once answers differ, runs go on until they bound the share of bad ones.
     answers: list[list[tuple[Arrays, int]]] = [[] for _ in samples]
     deadline = time.perf_counter() + REPEAT_BUDGET_S
     passes = 0
     while passes < repeats or (
         repeats > 1
-        and 1 < max(len(known) for known in answers) < MAX_DIFFERENT_ANSWERS
+        and 1 < max(map(len, answers)) < MAX_DIFFERENT_ANSWERS
         and passes < max(2 * repeats, -(-ENOUGH // len(samples)))
         and time.perf_counter() < deadline
     ):
         order = range(len(samples)) if passes % 2 == 0 else reversed(range(len(samples)))
         run = contexts[passes % len(contexts)]
-        for number in order:
-            _count(answers[number], run(samples[number]))
+        for index in order:
+            _count(answers[index], run(samples[index]))
         passes += 1
-    return [tuple(sorted(known, key=lambda answer: -answer[1])) for known in answers]
+    return [tuple(sorted(counted, key=lambda answer: -answer[1])) for counted in answers]
 
 
-def _count(known: list[tuple[Arrays, int]], outputs: Arrays) -> None:
-    for place, (answer, count) in enumerate(known):
+def _count(counted: list[tuple[Arrays, int]], outputs: Arrays) -> None:
+    for index, (answer, count) in enumerate(counted):
         if same_bits(answer, outputs):
-            known[place] = (answer, count + 1)
+            counted[index] = (answer, count + 1)
             return
-    known.append((outputs, 1))
+    counted.append((outputs, 1))
 
 
 def same_bits(one: Arrays, other: Arrays) -> bool:
-    """Whether two runs gave the same outputs to the last bit; NaNs of one pattern are the same."""
+    """True if two runs gave the same outputs to the last bit, NaNs included."""
     return one.keys() == other.keys() and all(
         array.shape == other[name].shape
         and array.dtype == other[name].dtype

@@ -1,4 +1,4 @@
-"""The shapes and shape values that an engine is built for."""
+"""The input shapes and shape values that an engine is built for."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.inputs import input_specs
 from bisect_trt.runners.tensorrt.records import Profile, Shape
 
-MAX_SHAPE_ELEMENTS = 64
-"""Of an integer input that may be a shape."""
-
 
 def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequence[str]) -> Profile:
-    """(min, opt, max) shapes of every input.
+    """Returns the (min, opt, max) shapes of every input.
 
     Raises:
         BadInputError: a text cannot be read, an input is unknown, or a sample is outside its
@@ -33,6 +30,7 @@ def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequenc
     profile = {}
     for name in names:
         shapes = [s.shapes[name] for s in samples]
+        # TensorRT tunes for opt: the first sample is taken for the usual one.
         smallest, usual, largest = profile[name] = given.get(name) or (
             tuple(map(min, zip(*shapes, strict=True))),
             shapes[0],
@@ -48,14 +46,12 @@ def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequenc
 
 
 def values_of(samples: Sequence[Sample]) -> Profile:
-    """(min, opt, max) values of the small integer inputs over the samples.
-
-    TensorRT asks for them where an input is a shape.
-    """
-    found: dict[str, tuple[Shape, Shape, Shape]] = {}
+    """Returns the (min, opt, max) values of the small integer inputs, which may be shapes."""
+    # Larger inputs are no shapes, and those of all samples together may not fit into memory.
+    values: dict[str, tuple[Shape, Shape, Shape]] = {}
     for name, first in samples[0].arrays.items():
-        if first.dtype.kind not in "iu" or first.size > MAX_SHAPE_ELEMENTS:
-            continue  # no others are read: of many samples they would not fit together
+        if first.dtype.kind not in "iu" or first.size > 64:
+            continue
         arrays = [s.arrays[name].ravel() for s in samples]
         if len({a.size for a in arrays}) == 1:
             stacked = np.stack(arrays)
@@ -63,8 +59,8 @@ def values_of(samples: Sequence[Sample]) -> Profile:
                 tuple(map(int, row))
                 for row in (stacked.min(axis=0), arrays[0], stacked.max(axis=0))
             )
-            found[name] = (smallest, usual, largest)
-    return found
+            values[name] = (smallest, usual, largest)
+    return values
 
 
 def _ordered(smallest: Shape, shape: Shape, largest: Shape) -> bool:

@@ -1,4 +1,4 @@
-"""Reading back what was built: which type each layer really got, and what the builder warned of."""
+"""Reads an engine back: the type that each layer really has, and the builder's warnings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _SPELLINGS = {
     "BF16": re.compile(r"\b(bf16|bfloat16)\b", re.IGNORECASE),
     "FLOAT": re.compile(r"\b(float|fp32|float32)\b", re.IGNORECASE),
 }
+# TensorRT 10 writes ``Format/Datatype``, 11 two fields.
 _TYPE_FIELDS = ("Format/Datatype", "Datatype", "DataType", "Type", "Format")
+# A node's name may contain brackets: it ends before a separator or the next entry.
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1e\x1f]|\[ONNX Layer|$|\s*\+)")
 _NOTABLE = re.compile(
     r"layernorm|overflow|precision|FP16|half|subnormal|fp32|out of range|NaN|infin", re.IGNORECASE
@@ -37,7 +39,7 @@ def facts_of(
     answer: EngineAnswer,
     written: float,
 ) -> dict[str, Any]:
-    """What the cache keeps of an engine beside its outputs."""
+    """Returns a runner's facts of one engine, as the cache keeps them."""
     findings = [
         *dishonoured_after_parsing(typed, plan, answer.types),
         *dishonoured_in_engine(plan, answer.layers),
@@ -56,7 +58,7 @@ def facts_of(
 def dishonoured_after_parsing(
     layers: Iterable[Layer], plan: PrecisionPlan, types: Mapping[str, Sequence[str]]
 ) -> list[Finding]:
-    """A finding for each layer with float outputs in the parsed network not of the plan's type."""
+    """A finding for each layer whose float outputs are not of the plan's type after parsing."""
     findings = []
     for layer in layers:
         if plan.base not in layer.precisions or layer.name not in types:
@@ -72,14 +74,11 @@ def dishonoured_after_parsing(
 
 
 def dishonoured_in_engine(plan: PrecisionPlan, layers: Iterable[EngineLayer]) -> list[Finding]:
-    """A finding for each pin that the built engine runs in reduced types only.
-
-    An engine layer that holds other ONNX nodes too may hide its inner types, so only those whose
-    every node is pinned count.
-    """
+    """A finding for each pinned layer that the built engine runs in reduced types only."""
     reduced = _TYPE_NAME[plan.base]
     findings = []
     for layer in layers:
+        # The types inside a fused layer are hidden: only those count whose nodes are all pinned.
         if reduced == "FLOAT" or not layer.nodes or not set(layer.nodes) <= plan.pinned:
             continue
         if {t for t in (*layer.inputs, *layer.outputs) if t in _FLOATS} == {reduced}:
@@ -94,39 +93,36 @@ def dishonoured_in_engine(plan: PrecisionPlan, layers: Iterable[EngineLayer]) ->
 def warnings_as_findings(
     messages: Iterable[tuple[str, str]], names: Iterable[str]
 ) -> list[Finding]:
-    """The builder's errors, and its warnings that concern numerics, by the layer they name."""
-    # Names of up to three letters are in many messages by chance.
-    known = sorted((n for n in names if len(n) > 3), key=len, reverse=True)
+    """The builder's errors, and its warnings about numerics, by the layer that they name."""
+    # Names of up to three letters appear in messages by chance. The longest match is the layer.
+    searched = sorted((n for n in names if len(n) > 3), key=len, reverse=True)
     return [
-        Finding("builder", _named_in(text, known), f"the builder says: {_shortened(text)}")
+        Finding(
+            "builder",
+            _named_in(text, searched),
+            f"the builder says: {' '.join(text.split())[:400]}",
+        )
         for severity, text in messages
         if severity != "WARNING" or _NOTABLE.search(text)
     ]
 
 
-def _shortened(text: str) -> str:
-    return " ".join(text.split())[:400]
-
-
 def _named_in(text: str, names: Iterable[str]) -> str:
-    """The first of ``names`` that is a word of ``text``."""
+    """The first of ``names`` that is a word of ``text``; empty if none is."""
     for name in names:
-        # Of many layers hardly any is in a message, and a search is slow.
+        # The substring test is fast, and rarely true.
         if name in text and re.search(rf"(?<![\w./]){re.escape(name)}(?![\w/])", text):
             return name
     return ""
 
 
 def engine_layers(information: Any) -> list[EngineLayer]:
-    """The layers of an engine inspector's JSON, as TensorRT 10 or 11 writes it.
-
-    10 has ``Format/Datatype``, 11 split fields. Without detailed profiling verbosity layers are
-    bare names; those are left out.
-    """
+    """The layers of an engine inspector's JSON, as TensorRT 10 or 11 writes it."""
+    # Without detailed profiling verbosity a layer is a bare name, which is left out.
     return [
         EngineLayer(
             str(entry.get("Name", "")),
-            # The metadata of fused nodes is joined with control characters.
+            # The entries of fused nodes are joined with control characters.
             tuple(dict.fromkeys(_NODE.findall(str(entry.get("Metadata", ""))))),
             _types(entry.get("Inputs")),
             _types(entry.get("Outputs")),
@@ -137,10 +133,10 @@ def engine_layers(information: Any) -> list[EngineLayer]:
 
 
 def _types(tensors: Any) -> tuple[str, ...]:
-    found = []
+    names = []
     for tensor in tensors or ():
         if isinstance(tensor, dict):
             text = " ".join(str(v) for k, v in tensor.items() if k in _TYPE_FIELDS)
-            named = (name for name, spelling in _SPELLINGS.items() if spelling.search(text))
-            found.append(next(named, "OTHER"))
-    return tuple(found)
+            matches = (name for name, spelling in _SPELLINGS.items() if spelling.search(text))
+            names.append(next(matches, "OTHER"))
+    return tuple(names)

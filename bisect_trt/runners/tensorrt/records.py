@@ -1,4 +1,4 @@
-"""What the process that runs engines is asked and answers, and which TensorRT it uses."""
+"""The messages between a TensorRT runner and its worker, and which TensorRT module is used."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ MODULES = ("tensorrt", "tensorrt_rtx")
 
 Shape = tuple[int, ...]
 Profile = Mapping[str, tuple[Shape, Shape, Shape]]
-"""(min, opt, max) by input: shapes, or the values themselves of an input that is a shape."""
+"""(min, opt, max) by input: shapes, or the values of an input that is a shape."""
 
 
 @dataclass(frozen=True)
 class WeakTyping:
-    """Types by builder flags and layer attributes (TensorRT 8.6 to 10.x).
+    """Types by builder flags and layer constraints (TensorRT 8.6 to 10.x).
 
-    ``base`` is fp16 or bf16, ``pinned`` run in FP32. Of ``moved``, which only hand values on,
-    TensorRT may make no layer.
+    ``base`` is fp16 or bf16, ``pinned`` are the layers in FP32. ``moved`` only move values:
+    TensorRT may have no layer for them.
     """
 
     base: str
@@ -34,10 +34,10 @@ class WeakTyping:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine is built and run, where it is not TensorRT's own choice.
+    """How an engine is built and run; the defaults are TensorRT's own.
 
-    ``optimisation_level`` is the builder's (0 to 5), None for its default. Without ``tactics`` no
-    library's kernels are tried (cuBLAS, cuDNN). TensorRT for RTX may record ``cuda_graphs``.
+    ``optimisation_level`` is the builder's, 0 to 5. ``tactics`` allows kernels of libraries such as
+    cuBLAS and cuDNN. ``cuda_graphs`` lets TensorRT for RTX record graphs.
     """
 
     optimisation_level: int | None = None
@@ -50,11 +50,11 @@ AS_USUAL = EngineOptions()
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One engine to build: ``model`` is the ONNX file, its bytes or its path.
+    """One engine to build.
 
-    ``profile`` gives every input's shapes, ``values`` those of the small integer inputs, which may
-    turn out to be shapes. ``weak`` is None for strong typing. ``producers`` maps the layers' output
-    tensors to the layers. ``key`` tells this engine from others of the same worker.
+    ``model`` is the ONNX file: its bytes or path. ``profile`` holds input shapes, ``values`` those
+    of small integer inputs, which may be shapes. ``weak`` is None for strong typing, ``producers``
+    maps output tensors to layers. ``key`` identifies the engine in its worker.
     """
 
     model: bytes | str
@@ -70,10 +70,10 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class Built:
-    """A serialised engine and what building it showed.
+    """A serialised engine, and what building it showed.
 
-    ``types`` maps an ONNX node to its output types after parsing, ``inputs`` the engine's name of
-    an input to the model's where the parser gave it another.
+    ``types`` are the output types of each ONNX node after parsing. ``inputs`` maps the names of
+    inputs that the parser renamed to the model's.
     """
 
     engine: bytes
@@ -97,8 +97,8 @@ class EngineLayer:
 class EngineAnswer:
     """What one engine did.
 
-    ``answers`` are each sample's, with how often they came, the most frequent first; ``seconds`` is
-    split by step, ``latency_ms`` is the median of one sample's inference.
+    ``answers`` holds each sample's answers with their counts, the most frequent first. ``seconds``
+    is the time by step, ``latency_ms`` the median of one inference.
     """
 
     answers: Sequence[Sequence[tuple[Arrays, int]]]
@@ -111,7 +111,7 @@ class EngineAnswer:
 
 
 def installed_module(choice: str | None = None) -> str | None:
-    """The name of the module that would be used, None if none is installed. Nothing is imported.
+    """Returns the TensorRT module to use, without importing it; None if none is installed.
 
     Raises:
         BadInputError: ``choice`` is no such module.
@@ -120,17 +120,17 @@ def installed_module(choice: str | None = None) -> str | None:
         raise BadInputError(f"--trt-module {choice}: unknown; choose one of {', '.join(MODULES)}")
     for name in (choice,) if choice else MODULES:
         spec = importlib.util.find_spec(name)
-        # A folder of type stubs shows as a namespace package: no file stands behind it.
+        # A folder of type stubs is found as a namespace package, which has no file.
         if spec is not None and spec.origin is not None:
             return name
     return None
 
 
 def import_tensorrt(choice: str | None = None) -> Any:
-    """The TensorRT module.
+    """Imports TensorRT.
 
     Raises:
-        RunnerUnavailableError: says what to install or what is broken.
+        RunnerUnavailableError: it is not installed, or broken.
     """
     name = installed_module(choice)
     if name is None:
@@ -146,17 +146,14 @@ def import_tensorrt(choice: str | None = None) -> Any:
         raise RunnerUnavailableError(
             f"{name} is installed and cannot be imported ({error}); reinstall it"
         ) from error
-    # Without it no plugin is found, ROIAlign's for example.
+    # Without this call TensorRT finds no plugins, such as ROIAlign's.
     if hasattr(module, "init_libnvinfer_plugins"):
         module.init_libnvinfer_plugins(None, "")
     return module
 
 
 def cache_file(folder: Path | None, trt: Any, request: EngineRequest, kind: str) -> Path | None:
-    """A file for each configuration: timing caches depend on the flags.
-
-    None for an engine that is built otherwise than usual.
-    """
+    """The cache file of a configuration, since timings depend on flags; None for other options."""
     if folder is None or request.options != AS_USUAL:
         return None
     typing = request.weak.base if request.weak else "strong"

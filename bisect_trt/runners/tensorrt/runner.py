@@ -1,4 +1,4 @@
-"""The runners that build engines, and the one that asks them."""
+"""The runners that execute models with TensorRT, or only build them, in a child process."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ ENGINE_WORKER = "bisect_trt.runners.tensorrt.worker:EngineWorker"
 BUILD_WORKER = "bisect_trt.runners.tensorrt.worker:BuildWorker"
 
 SAMPLES_PER_TIMEOUT = 32
-"""Samples whose runs may take one time-out: many samples are no hang."""
+"""Samples that may run within one time-out; more samples get more time."""
 
 
 class TensorRTRunner:
-    """Builds and runs a model with TensorRT.
+    """Builds and executes a model with TensorRT.
 
     Raises:
         RunnerUnavailableError: TensorRT, cuda-python or a GPU is missing.
@@ -70,7 +70,7 @@ class TensorRTRunner:
         self._graph = as_graph(model)
         self._layers = self._graph.layers
         self._names = {layer.name for layer in self._layers}
-        self._moved = frozenset(x.name for x in self._layers if x.op in WITHOUT_LAYER)
+        self._without_layer = frozenset(x.name for x in self._layers if x.op in WITHOUT_LAYER)
         self._producers = {tensor: layer.name for layer in self._layers for tensor in layer.outputs}
         self._profile = profile_of(self._graph.proto, samples, profiles)
         self._values = values_of(samples)
@@ -83,13 +83,8 @@ class TensorRTRunner:
         arguments = {"module": module, "caches": str(caches) if caches else None}
         self._hire = partial(hire, ENGINE_WORKER, arguments)
         self._worker = self._hire()
-        try:
-            described: dict[str, str] = self._worker.call("describe", weak, timeout_s=timeout_s)
-        except (RunnerFailedError, RunnerUnavailableError):
-            self._worker.close()
-            raise
         self.versions: Mapping[str, str] = {
-            **described,
+            **_described(self._worker, weak, timeout_s=timeout_s),
             "typing": "weak" if weak else "strong",
             "profile": str(sorted(self._profile.items())),
             "runs": f"{repeats} to {max(repeats, ENOUGH)} in 2 contexts",
@@ -100,7 +95,7 @@ class TensorRTRunner:
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         try:
-            # Of many samples the first has the time-out of the build alone.
+            # With many samples the build gets a time-out of its own, with the first sample.
             first = samples[:1] if len(samples) > SAMPLES_PER_TIMEOUT else samples
             answer, written = self._ask(plan, first, repeats=self._repeats)
             if len(first) < len(samples):
@@ -111,12 +106,12 @@ class TensorRTRunner:
             raise
         self._facts[plan] = facts_of(self._layers, self._typed, plan, answer, written)
         for counted in answer.answers:
-            named = [({n: found[n] for n in self._graph.outputs}, c) for found, c in counted]
-            runs = sum(count for _, count in named)
-            yield Repeated(named[0][0], runs, named[1:])
+            answers = [({n: arrays[n] for n in self._graph.outputs}, c) for arrays, c in counted]
+            runs = sum(count for _, count in answers)
+            yield Repeated(answers[0][0], runs, answers[1:])
 
     def start_afresh(self) -> None:
-        """End the child process and start another: the next engine is built and run there."""
+        """Ends the child process; the next engine is built and run in a new one."""
         self._worker.close()
         self._worker = self._hire()
 
@@ -126,7 +121,7 @@ class TensorRTRunner:
     def marked(
         self, plan: PrecisionPlan, samples: Sequence[Sample], tensors: Sequence[str]
     ) -> list[dict[str, NDArray[Any]]]:
-        """The outputs and ``tensors`` of each sample, from an engine in which both are outputs.
+        """Returns each sample's outputs and ``tensors``, from an engine in which both are outputs.
 
         Marks break fusions, so the numbers are not those of the unmarked engine.
         """
@@ -137,7 +132,7 @@ class TensorRTRunner:
         ]
 
     def close(self) -> None:
-        """End the child process."""
+        """Ends the child process."""
         self._worker.close()
 
     def _ask(
@@ -148,12 +143,10 @@ class TensorRTRunner:
         *,
         repeats: int = 1,
     ) -> tuple[EngineAnswer, float]:
-        """The engine's answer, and the seconds that writing its model took.
-
-        None where it is the last engine again.
-        """
+        """The engine's answer, and the seconds to write its model; 0 if the engine was kept."""
         key, limit, call = (plan, tuple(tensors)), self.timeout_s, self._worker.call
-        arrays = list(in_order(lambda s: dict(s.arrays), samples))  # perturbed ones are made again
+        # In threads, because perturbed samples are computed here.
+        arrays = list(in_order(lambda s: dict(s.arrays), samples))
         if self._last == key:
             longer = None if limit is None else limit * (1 + len(arrays) // SAMPLES_PER_TIMEOUT)
             again: EngineAnswer | None = call("again", key, arrays, repeats, timeout_s=longer)
@@ -168,21 +161,26 @@ class TensorRTRunner:
 
     @contextmanager
     def _request(self, plan: PrecisionPlan, tensors: Sequence[str]) -> Iterator[EngineRequest]:
-        """What to build, with the model's file as long as the block lasts."""
+        """What to build; the model's file exists inside the block."""
         model = self._written(plan)
         with file_form(mark_outputs(model, tensors) if tensors else model) as source:
             yield EngineRequest(
                 source,
                 self._profile,
-                # A pin means FP32: TF32 stays off unless it is asked for.
+                # Pinned means FP32: TF32 is off unless it is the base.
                 tf32=plan.base is Precision.TF32,
-                weak=WeakTyping(plan.base.value, plan.pinned, self._moved) if self._weak else None,
+                weak=self._weak_types(plan),
                 measure_latency=not tensors,
                 producers=self._producers,
                 values=self._values,
                 options=self._options,
                 key=(plan, tuple(tensors)),
             )
+
+    def _weak_types(self, plan: PrecisionPlan) -> WeakTyping | None:
+        if not self._weak:
+            return None
+        return WeakTyping(plan.base.value, plan.pinned, self._without_layer)
 
     def _written(self, plan: PrecisionPlan) -> onnx.ModelProto:
         if not self._weak:
@@ -193,7 +191,7 @@ class TensorRTRunner:
 
 
 class BuildOnlyRunner:
-    """Builds a model in a child process and gives no outputs.
+    """Builds a model in a child process, without outputs.
 
     Raises:
         RunnerUnavailableError: TensorRT is missing.
@@ -213,21 +211,12 @@ class BuildOnlyRunner:
         self._values = values_of(samples)
         self._timeout_s = timeout_s
         self._worker = IsolatedWorker(BUILD_WORKER, {"module": module})
-        try:
-            described: dict[str, str] = self._worker.call("describe", timeout_s=timeout_s)
-        except RunnerFailedError:
-            self._worker.close()
-            raise
-        self.versions: Mapping[str, str] = described
+        self.versions: Mapping[str, str] = _described(self._worker, timeout_s=timeout_s)
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """Nothing, once the engine is built.
-
-        Raises:
-            RunnerFailedError: it does not build.
-        """
+        """Builds the engine; returns no outputs."""
         tf32 = plan.base is Precision.TF32
         with file_form(to_typed(self._graph, plan)) as source:
             request = EngineRequest(source, self._profile, tf32, values=self._values)
@@ -235,18 +224,25 @@ class BuildOnlyRunner:
         return iter(())
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
-        """None."""
+        """Returns none."""
         return {}
 
     def close(self) -> None:
-        """End the child process."""
+        """Ends the child process."""
         self._worker.close()
 
 
+def _described(worker: Remote, *arguments: Any, timeout_s: float | None) -> dict[str, str]:
+    """Returns the worker's versions; closes the worker if it fails."""
+    try:
+        described: dict[str, str] = worker.call("describe", *arguments, timeout_s=timeout_s)
+    except (RunnerFailedError, RunnerUnavailableError):
+        worker.close()
+        raise
+    return described
+
+
 def _as_float32(array: NDArray[Any]) -> NDArray[Any]:
-    """Reduced floats widened, everything else as it is."""
-    return (
-        array.astype(np.float32)
-        if array.dtype.kind in "fV" and array.dtype.itemsize == 2
-        else array
-    )
+    """Widens FP16 and BF16; other types stay."""
+    reduced = array.dtype.kind in "fV" and array.dtype.itemsize == 2
+    return array.astype(np.float32) if reduced else array

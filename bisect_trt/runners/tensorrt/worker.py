@@ -1,4 +1,4 @@
-"""What builds, parses and executes engines, in a process of its own."""
+"""Builds, parses and executes engines; runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -26,33 +26,31 @@ from bisect_trt.runners.tensorrt.records import (
 
 @dataclass(frozen=True)
 class _Engine:
-    """An engine that is loaded.
+    """A loaded engine.
 
-    ``renamed`` maps the model's inputs to the engine's where they differ, and ``shown`` is what
-    building it showed, an answer without outputs.
+    ``renamed`` maps the model's names of inputs to the engine's where they differ. ``built`` is an
+    answer without outputs: what building showed.
     """
 
     key: Hashable
     loaded: LoadedEngine
     renamed: Mapping[str, str]
-    shown: EngineAnswer
+    built: EngineAnswer
 
     def run(self, samples: Sequence[Arrays], repeats: int) -> EngineAnswer:
-        """What it answers to each sample."""
+        """Returns the engine's answers to ``samples``."""
         began, loaded = time.perf_counter(), self.loaded
+        # A single run needs no second context, nor its memory.
         contexts = [loaded.first.run, loaded.second.run] if repeats > 1 else [loaded.first.run]
         answers = run_repeatedly(
             [_named(sample, self.renamed) for sample in samples], contexts, repeats
         )
-        seconds = {**self.shown.seconds, "run": time.perf_counter() - began}
-        return replace(self.shown, answers=answers, seconds=seconds)
+        seconds = {**self.built.seconds, "run": time.perf_counter() - began}
+        return replace(self.built, answers=answers, seconds=seconds)
 
 
 class EngineWorker:
-    """Builds and runs engines; the last one is kept, for further samples of the same plan.
-
-    ``caches`` is a folder for timing and kernel caches, one for each configuration.
-    """
+    """Builds and runs engines, and keeps the last one; ``caches`` is a folder for caches."""
 
     def __init__(self, module: str | None, caches: str | None = None) -> None:
         self._trt = import_tensorrt(module)
@@ -61,36 +59,28 @@ class EngineWorker:
         self._kept: _Engine | None = None
 
     def describe(self, weak: bool = False) -> dict[str, str]:
-        """Versions and the GPU.
-
-        Raises:
-            RunnerUnavailableError: this TensorRT has no such typing.
-        """
+        """Returns the versions and the GPU; refuses a typing that this TensorRT lacks."""
         trt = self._trt
-        called, strong = f"{trt.__name__} {trt.__version__}", trt.NetworkDefinitionCreationFlag
+        name, flags = f"{trt.__name__} {trt.__version__}", trt.NetworkDefinitionCreationFlag
         if weak and not hasattr(trt.BuilderFlag, "FP16"):
-            raise RunnerUnavailableError(f"{called} has no weak typing; use --typing strong")
-        if not weak and not hasattr(strong, "STRONGLY_TYPED"):
-            raise RunnerUnavailableError(f"{called} has no strong typing; use --typing weak")
+            raise RunnerUnavailableError(f"{name} has no weak typing; use --typing strong")
+        if not weak and not hasattr(flags, "STRONGLY_TYPED"):
+            raise RunnerUnavailableError(f"{name} has no strong typing; use --typing weak")
         return {trt.__name__: str(trt.__version__), **self._cuda.device()}
 
     def evaluate(
         self, request: EngineRequest, samples: Sequence[Arrays], repeats: int
     ) -> EngineAnswer:
-        """Build the engine, or take the one kept, and run every sample.
-
-        Raises:
-            RunnerFailedError: with a verdict of its own.
-        """
+        """Builds the engine unless it is the kept one, and runs every sample."""
         if self._kept is None or self._kept.key != request.key:
-            if self._kept is not None:  # two engines would be on the GPU for a moment
+            if self._kept is not None:  # freed first: two engines may not fit on the GPU
                 self._kept.loaded.close()
                 self._kept = None
             self._kept = self._opened(request, samples[0])
         return self._kept.run(samples, repeats)
 
     def again(self, key: Hashable, samples: Sequence[Arrays], repeats: int) -> EngineAnswer | None:
-        """As :meth:`evaluate`, by the engine kept; None where that is another one."""
+        """As :meth:`evaluate`, with the kept engine; None if that has another key."""
         if self._kept is None or self._kept.key != key:
             return None
         return self._kept.run(samples, repeats)
@@ -106,14 +96,14 @@ class EngineWorker:
         loaded = LoadedEngine(
             self._trt, self._cuda, logger, built.engine, kernels=kernels, options=request.options
         )
-        renamed = {ours: its for its, ours in built.inputs.items()}
+        renamed = {original: parsed for parsed, original in built.inputs.items()}
         began, latency_ms = time.perf_counter(), math.nan
         if request.measure_latency:
             latency_ms = loaded.first.latency_ms(_named(sample, renamed))
         seconds = {**built.seconds, **loaded.seconds, "latency": time.perf_counter() - began}
-        if kernels is not None:  # after a run, which may compile more
+        if kernels is not None:  # after a run, which may compile further kernels
             loaded.keep_kernels(kernels)
-        shown = EngineAnswer(
+        answer = EngineAnswer(
             answers=(),
             seconds=seconds,
             engine_bytes=len(built.engine),
@@ -122,7 +112,7 @@ class EngineWorker:
             layers=_layers_of(loaded),
             messages=list(dict.fromkeys((*built.messages, *logger.messages))),
         )
-        return _Engine(request.key, loaded, renamed, shown)
+        return _Engine(request.key, loaded, renamed, answer)
 
 
 def _named(sample: Arrays, renamed: Mapping[str, str]) -> Arrays:
@@ -130,10 +120,8 @@ def _named(sample: Arrays, renamed: Mapping[str, str]) -> Arrays:
 
 
 def _layers_of(loaded: LoadedEngine) -> Sequence[EngineLayer]:
-    """What the engine says that it is made of; nothing where that cannot be read.
-
-    It explains and decides nothing: names may be cut in the middle of a character.
-    """
+    """The layers of a built engine; empty if its description cannot be read."""
+    # Names may be cut inside a character. The layers explain a result and decide nothing.
     try:
         return engine_layers(json.loads(loaded.inspect()))
     except (ValueError, KeyError, TypeError):
@@ -147,23 +135,15 @@ class BuildWorker:
         self._trt = import_tensorrt(module)
 
     def describe(self) -> dict[str, str]:
-        """The version."""
+        """Returns TensorRT's version."""
         return {self._trt.__name__: str(self._trt.__version__)}
 
     def build(self, request: EngineRequest) -> int:
-        """The engine's bytes.
-
-        Raises:
-            RunnerFailedError: BUILD_FAILED.
-        """
+        """Builds the engine and returns its size."""
         return len(build_engine(self._trt, request).engine)
 
     def types(self, request: EngineRequest) -> dict[str, tuple[str, ...]]:
-        """The output types of each ONNX node after parsing.
-
-        Raises:
-            RunnerFailedError: BUILD_FAILED.
-        """
+        """Returns the output types of each ONNX node after parsing."""
         logger = make_logger(self._trt)
         network = parse(self._trt, self._trt.Builder(logger), logger, request)
         return node_types(self._trt, network, request.producers)
