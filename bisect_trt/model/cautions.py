@@ -102,6 +102,7 @@ def doubles(graph: Graph) -> int:
     """The number of double-precision nodes that an output depends on through float tensors."""
     scope, live, count = graph.types, set(graph.outputs), 0
     floats = (TensorProto.FLOAT, TensorProto.DOUBLE)
+    # Backwards from the outputs through floats only, because integers carry shapes.
     for node in reversed(graph.proto.graph.node):
         if live.isdisjoint(node.output):
             continue

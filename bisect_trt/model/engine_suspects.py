@@ -205,7 +205,7 @@ def _keys(node: onnx.NodeProto, shapes: Mapping[str, Shape], opset: int) -> int 
         along = shape[axis % len(shape) :]
         sizes = along[:1] if opset >= _ONE_AXIS_SOFTMAX_OPSET else along
     elif node.op_type == "Attention" and len(shapes.get(node.input[1], ())) > 1:
-        sizes = shapes[node.input[1]][-2:-1]
+        sizes = shapes[node.input[1]][-2:-1]  # the axis that counts the keys
     else:
         return None
     return None if None in sizes else math.prod(s for s in sizes if s is not None)

@@ -52,8 +52,13 @@ def drop_unread(graph: onnx.GraphProto, converted: set[str]) -> None:
     kept = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in unread)]
     if len(kept) < len(graph.node):
         replace_nodes(graph, kept)
+    remove_initialisers(graph, unread)
+
+
+def remove_initialisers(graph: onnx.GraphProto, names: set[str]) -> None:
+    """Removes the initialisers ``names`` from ``graph`` without copying the others."""
     for place in reversed(range(len(graph.initializer))):
-        if graph.initializer[place].name in unread:
+        if graph.initializer[place].name in names:
             del graph.initializer[place]
 
 

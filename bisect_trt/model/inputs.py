@@ -178,6 +178,7 @@ def shared_placeholders(graph: onnx.GraphProto) -> dict[str, list[str]]:
 
 def name_placeholder_dims(graph: onnx.GraphProto) -> None:
     """Names every placeholder dimension of the inputs and outputs ``tensor_axis``, in place."""
+    # TensorRT takes dimensions of one name for equal sizes, even where the name is "?".
     taken = {
         d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim
     }

@@ -76,6 +76,7 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
     """The layers, patterns, suspects, findings and advice for ``model`` at ``precision``."""
     source = lifted_form(model)
     graph, lifted = source.graph, source.lifted
+    # A reduced source is inspected in its own format, unless another than the default is chosen.
     if lifted is not None and precision is Precision.FP16:
         precision = lifted.precision
     layers = graph.layers_at(precision)

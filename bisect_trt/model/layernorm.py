@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.model.graph import HAS_LAYER_NORMALIZATION, Graph, raised
+from bisect_trt.model.graph import HAS_LAYER_NORMALIZATION, Graph, raised, remove_initialisers
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.tensor_types import (
     captured_names,
@@ -215,9 +215,7 @@ def fuse_layernorm(model: onnx.ModelProto) -> Fused:
     del new.graph.value_info[:]
     # The new operator has its own copies of scale and shift.
     unread = _read(model) - _read(new) - {v.name for v in (*new.graph.input, *new.graph.output)}
-    for place in reversed(range(len(new.graph.initializer))):
-        if new.graph.initializer[place].name in unread:
-            del new.graph.initializer[place]
+    remove_initialisers(new.graph, unread)
     return Fused(new, replaced)
 
 

@@ -132,6 +132,7 @@ def role_of(node: onnx.NodeProto, scope: Scope, opset: int, precision: Precision
             if _feeds_unknown(node, scope):
                 return kept
             return _role(Kind.LAYER, float_in, float_out, float_in)
+        # TF32 rounds operands inside bodies; the tensors at their borders stay FP32.
         return _role(Kind.LAYER, (), (), float_in) if _multiplies_matrices(node) else kept
     if precision is Precision.TF32:
         operands = tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in)
@@ -141,6 +142,7 @@ def role_of(node: onnx.NodeProto, scope: Scope, opset: int, precision: Precision
         return kept  # a custom operator gives this input: casting the others would mix types
     reduced_in = tuple(i for i in float_in if i in ins)
     reduced_out = tuple(i for i in float_out if i in outs)
+    # A Cast to FP32 can be reduced whatever it reads; other nodes need a reduced input.
     if not reduced_out or not (reduced_in or node.op_type == "Cast"):
         return kept
     return _role(Kind.LAYER, reduced_in, reduced_out, float_in)

@@ -179,7 +179,10 @@ class _Lift:
     def graph(self, graph: onnx.GraphProto, scope: Scope) -> frozenset[str]:
         """Lifts the main graph, sets ``outputs``, and returns the names of the inputs' casts."""
         self._used = tensor_names(graph)
-        self._tensors(graph)
+        for tensor in all_tensors(graph):
+            if tensor.data_type == self._kind:
+                values = np.asarray(array_of(tensor)).astype(np.float32).reshape(tensor.dims)
+                tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
         initialised = {t.name for t in graph.initializer}
         low = [
             value.name
@@ -212,14 +215,6 @@ class _Lift:
             if value.name in initialised:
                 self._retype(value.type)
         return frozenset(fed.values())
-
-    def _tensors(self, graph: onnx.GraphProto) -> None:
-        """Turns constants into FP32 with their values as stored."""
-        for tensor in all_tensors(graph):
-            if tensor.data_type != self._kind:
-                continue
-            values = np.asarray(array_of(tensor)).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(values.reshape(tensor.dims), tensor.name))
 
     def _body(self, graph: onnx.GraphProto, scope: Scope, fed: Mapping[str, str]) -> None:
         """Lifts the nodes and types of a graph or body; ``fed`` maps reduced inputs to casts."""

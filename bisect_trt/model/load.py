@@ -283,7 +283,7 @@ def normalised(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     unsorted = not all(map(_in_order, _graphs(plain.graph)))
     if not renames and not unsorted:
         return plain
-    if plain is model:
+    if plain is model:  # the caller's model stays unchanged
         plain = onnx.ModelProto()
         plain.CopyFrom(model)
     imports = {o.domain: o.version for o in plain.opset_import}

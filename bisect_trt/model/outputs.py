@@ -104,6 +104,7 @@ def names_of(texts: Iterable[str], model: onnx.ModelProto) -> list[str]:
     made = {name for node in model.graph.node for name in node.output if name}
     found: list[str] = []
     for text in texts:
+        # A tensor's name may itself hold commas.
         for name in [text] if text in made else filter(None, text.split(",")):
             if name.strip() not in made:
                 raise BadInputError(

@@ -130,7 +130,7 @@ def reducible_slots(
     # BF16 came to most operators with opset 13, to convolutions and pools with 22. An older model
     # is judged by opset 22, because the typed writer raises it.
     schema = schema_of(op_type, max(opset, HAVE_BF16) if precision is Precision.BF16 else opset)
-    if schema is None or schema.deprecated:
+    if schema is None or schema.deprecated:  # such as Upsample, which is judged by its own opset
         schema = schema_of(op_type, opset)
     if schema is None:
         return frozenset(), frozenset()

@@ -234,7 +234,7 @@ def inference_work(graph: Graph, inputs: Inputs) -> InferenceWork:
             counted += 1
             values += sum(sizes)
             products += sizes[0] * _depth(node, shapes)
-    scale = len(nodes) / max(1, counted)
+    scale = len(nodes) / max(1, counted)  # nodes of unknown shape count like the mean
     weights = sum(constants.count(name) for name in constants)  # each is read at least once
     return InferenceWork(round(values * scale), max(round(products * scale), weights), len(nodes))
 

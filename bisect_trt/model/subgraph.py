@@ -143,7 +143,7 @@ class Extractor:
         )
         for node in kept:
             graph.node.append(self._ids[node])
-            graph.node[-1].name = node
+            graph.node[-1].name = node  # the unique id
             if subgraph.bypassed:
                 _rename(graph.node[-1], source_of)
         for name in outputs:

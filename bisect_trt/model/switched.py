@@ -91,7 +91,7 @@ class _Writer:
         self._selects = selects and graph.opset >= 9
         model = graph.proto
         self._source = model.graph
-        self._of = graph
+        self._original = graph
         self._reduced = list_roundings(graph, low)
         self._pinned = list_roundings(graph, pin)
         self._rounders = {p: EmulationRewriter(graph, PrecisionPlan(p)) for p in (low, pin)}
@@ -126,15 +126,15 @@ class _Writer:
                 self._choose_body(index, node)
             else:
                 self._choose_roundings(index, node)
-        drop_unread(graph, set(self._of.float_constants))
+        drop_unread(graph, set(self._original.float_constants))
         switches = self._flags.keys() | self._weights.keys()
         takes = tuple(i.name for i in graph.input if i.name not in switches)
-        return Segment(self._model, takes, self._of.outputs, self._flags, self._weights)
+        return Segment(self._model, takes, self._original.outputs, self._flags, self._weights)
 
     def _choose_roundings(self, index: int, node: onnx.NodeProto) -> None:
         new = onnx.NodeProto()
         new.CopyFrom(node)
-        new.name = self._of.names[index]
+        new.name = self._original.names[index]
         low, pin = self._reduced[index], self._pinned[index]
         versions: dict[tuple[str, bool], str] = {}
         for slot in sorted({*low.operands, *pin.operands}):
@@ -154,18 +154,22 @@ class _Writer:
         self._append(index, new, node)
         for rounding in switched:
             reader = self._only_reader(rounding.tensor)
-            on = (rounding.layer,) if reader is None else (rounding.layer, self._of.names[reader])
+            on = (
+                (rounding.layer,)
+                if reader is None
+                else (rounding.layer, self._original.names[reader])
+            )
             raw, tensor = raws[rounding.tensor], rounding.tensor
             self._flag_of[tensor] = self._switch(Flag(on), raw, tensor, self._low, Precision.FP32)
 
     def _append(self, index: int, new: onnx.NodeProto, source: onnx.NodeProto) -> None:
         """Appends ``new``, the rewritten ``source``."""
-        floats = self._of.role(index, self._low).float_in
-        self._graph.node.extend(guarded(new, floats, self._rounder.fresh, self._of.opset))
+        floats = self._original.role(index, self._low).float_in
+        self._graph.node.extend(guarded(new, floats, self._rounder.fresh, self._original.opset))
         # ONNX Runtime removes the second of two Casts that undo each other, at every optimisation
         # level, although bodies read its result. An Identity between keeps the result.
         undoes = source.op_type == "Cast" and is_standard(source) and source.input[0] in self._cast
-        if undoes and self._of.types.type_of(source.output[0]) == FLOAT:
+        if undoes and self._original.types.type_of(source.output[0]) == FLOAT:
             result = new.output[0]
             cast = self._graph.node[-1].output[0] = self._rounder.fresh(f"{result}__cast")
             self._graph.node.append(helper.make_node("Identity", [cast], [result]))
@@ -175,7 +179,9 @@ class _Writer:
         # A node that only moves values gives rounded ones if it reads rounded ones. The rounding
         # for its only reader then moves to its source, if the node is the only reader of that.
         operands = self._reduced[index].operands
-        read = {s for s, n in enumerate(node.input) if n and self._of.types.type_of(n) == FLOAT}
+        read = {
+            s for s, n in enumerate(node.input) if n and self._original.types.type_of(n) == FLOAT
+        }
         if node.op_type not in MOVES or not is_standard(node) or not read.issubset(operands):
             return False
         reader = self._only_reader(tensor)
@@ -187,7 +193,7 @@ class _Writer:
         if name is None or not alone:
             return False
         flag = self._flags[name]
-        self._flags[name] = replace(flag, on=(*flag.on, self._of.names[reader]))
+        self._flags[name] = replace(flag, on=(*flag.on, self._original.names[reader]))
         self._flag_of[tensor] = name
         return True
 
@@ -201,27 +207,27 @@ class _Writer:
         if rounding.constant:  # rounded outside once, and fed like an input
             name = self._rounder.fresh(f"{tensor}__weight")
             self._weights[name] = Weight(tensor, layer, low, pin)
-            shape = self._of.float_constants[tensor].shape
+            shape = self._original.float_constants[tensor].shape
             self._graph.input.append(helper.make_tensor_value_info(name, FLOAT, shape))
             return name
         if by_pin is None and self._only_reader(tensor) == index:
             return tensor  # the switch at its maker rounds it for this layer
         version = self._rounder.fresh(f"{tensor}__{low}")
         makers = (rounding.maker,) if rounding.maker and low.is_storage else ()
-        # A tensor that its maker rounded is not rounded again: TF32's splitting would turn an
-        # infinity of FP16 into NaN. Where a pinned reader splits too, it is rounded once more.
+        # What a reduced maker has rounded is left as it is. Where a pinned reader would split it,
+        # it is rounded to ``low`` once more: splitting turns an infinity of FP16 into NaN.
         flag = Flag((layer,), makers) if by_pin is None else Flag((layer, *makers))
         self._switch(flag, tensor, version, low, pin)
         return version
 
     def _choose_body(self, index: int, node: onnx.NodeProto) -> None:
         """Appends a control-flow layer as an If between the reduced and the pinned node."""
-        name = self._of.names[index]
+        name = self._original.names[index]
         flag, bodies = self._flag(Flag((name,))), {}
         for branch, precision in (("then_branch", self._low), ("else_branch", self._pin)):
             body = onnx.GraphProto(name=branch)
             rounder = self._rounders[precision]
-            rounder.rewrite_node(index, node, name, Frame(self._of.types, body, None))
+            rounder.rewrite_node(index, node, name, Frame(self._original.types, body, None))
             for slot, tensor in enumerate(node.output):
                 if tensor:
                     body.node[-1].output[slot] = rounder.fresh(f"{tensor}__{branch}")
@@ -269,7 +275,7 @@ class _Writer:
         return name
 
     def _is_layer(self, index: int) -> bool:
-        roles = (self._of.role(index, p) for p in (self._low, self._pin))
+        roles = (self._original.role(index, p) for p in (self._low, self._pin))
         return any(role.kind is Kind.LAYER for role in roles)
 
     def _only_reader(self, tensor: str) -> int | None:
@@ -279,7 +285,7 @@ class _Writer:
         if (
             len(uses) != 1
             or uses[0].otherwise
-            or tensor in self._of.outputs
+            or tensor in self._original.outputs
             or tensor not in self._switched
         ):
             return None
@@ -340,7 +346,7 @@ class _Cutter:
     """Cuts ``segment`` between any two nodes that are no constants."""
 
     def __init__(self, segment: Segment, graph: Graph) -> None:
-        self._of, self._graph = segment, graph
+        self._whole, self._graph = segment, graph
         source = segment.model.graph
         self._inputs = {i.name: i for i in source.input}
         self._outputs = {o.name: o for o in source.output}
@@ -412,11 +418,11 @@ class _Cutter:
         return types[name] if name in types else self._stored.get(name, FLOAT)
 
     def _segment(self, start: int, end: int) -> Segment:
-        target = without_graph(self._of.model)
+        target = without_graph(self._whole.model)
         graph = target.graph
         reads = dict.fromkeys(t for names in self._reads[start:end] for t in names)
-        flags = {t: f for t in reads if (f := self._of.flags.get(t))}
-        weights = {t: w for t in reads if (w := self._of.weights.get(t))}
+        flags = {t: f for t in reads if (f := self._whole.flags.get(t))}
+        weights = {t: w for t in reads if (w := self._whole.weights.get(t))}
         # Shapes in the body of a Scan need the ranks of what it scans, which ONNX Runtime does not
         # infer through roundings.
         bodies = (n for n in self._nodes[start:end] if not is_switch(n, flags))

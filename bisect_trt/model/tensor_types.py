@@ -196,6 +196,7 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
         if large is None:
             graph.node.append(node)
             continue
+        # An Identity in its place keeps the indices of the nodes.
         taken = taken or tensor_names(source)
         stand_in = unused(f"{node.output[0]}__value", taken)
         add_input(stand_in, large.data_type, large.dims)

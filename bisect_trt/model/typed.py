@@ -73,7 +73,7 @@ class _TypedRewriter(Rewriter):
         _rename(graph, name, exact)
         maker = next((n for n in graph.node if exact in n.output), None)
         source = maker.input[0] if maker is not None and maker.op_type == "Cast" else ""
-        if source and self._reduced_outputs.get(source) == kind:
+        if source and self._reduced_outputs.get(source) == kind:  # no second rounding is needed
             _rename(graph, source, name)
             self._lifting.add(exact)
         else:
