@@ -1,1 +1,1 @@
-"""The model as ONNX: its layers, and a plan written as another model."""
+"""Reads ONNX models, finds their layers, and writes plans as other models."""

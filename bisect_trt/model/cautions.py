@@ -1,11 +1,12 @@
-"""What to say of a model before it is run, and what is refused."""
+"""Findings on a model before it runs: what is refused, judged coarsely, or lost by rounding."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import onnx
@@ -21,23 +22,24 @@ from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL, STEPS, roun
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.inputs import dynamic_axes, input_specs
 from bisect_trt.model.layers import Kind
-from bisect_trt.model.precision_rules import MATRIX_INPUTS, QUANTISES, RANDOM, is_standard
+from bisect_trt.model.precision_rules import (
+    MATRIX_INPUTS,
+    QUANTISES,
+    RANDOM,
+    STORAGE_TYPE,
+    is_standard,
+)
 from bisect_trt.model.tensor_types import UNKNOWN, every_node, subgraphs
 from bisect_trt.model.tensor_values import let_go
 
-_WEIGHTY_SHARE = 0.1
-"""Of the float nodes: from this share on the first line has to say it."""
+_MAJOR_SHARE = 0.1
+"""Share of the float nodes from which on a finding is a major one."""
 
-_COARSE_SHARE = 0.5
-"""Of all nodes in one body: from this share on the answer is coarse."""
-
-_SHOWN = 4
-_REDUCED = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _LINEAR = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 
 
 def cautions(graph: Graph) -> list[Finding]:
-    """What a run of the model cannot judge, or judges coarsely."""
+    """A finding for each property of the model that a run judges coarsely or not at all."""
     return [
         *_never_reduced(graph),
         *_of_types(graph),
@@ -49,33 +51,34 @@ def cautions(graph: Graph) -> list[Finding]:
 
 
 def _never_reduced(graph: Graph) -> Iterator[Finding]:
-    """Custom operators, and nodes that the source reduces already."""
+    """Findings on custom operators and on nodes that the source reduces already."""
     nodes, scope = graph.proto.graph.node, graph.types
     custom = Counter(f"{n.domain}.{n.op_type}" for n in nodes if not is_standard(n))
+    low = STORAGE_TYPE.values()
     reduced = sum(
-        is_standard(n) and any(scope.type_of(o) in _REDUCED for o in n.output if o) for n in nodes
+        is_standard(n) and any(scope.type_of(o) in low for o in n.output if o) for n in nodes
     )
     count = sum(custom.values())
     layers = sum(graph.role(i, Precision.FP16).kind is Kind.LAYER for i in range(len(nodes)))
     every = layers + count + reduced
     if custom:
-        named = some_of([f"{name} ({n})" for name, n in custom.most_common()], _SHOWN)
+        named = some_of([f"{name} ({n})" for name, n in custom.most_common()])
         message = (
             f"{count} of {every} nodes are of operators that are never reduced: {named}; "
             "they run in FP32 under every plan here, and an engine may run them otherwise"
         )
-        yield Finding("custom-operators", "", message, count >= _WEIGHTY_SHARE * every)
+        yield Finding("custom-operators", "", message, count >= _MAJOR_SHARE * every)
     if reduced:
         message = (
             f"{reduced} of {every} nodes already run in FP16 or BF16 in the source: the reference "
             "computes them without most of their roundings, so that nothing tells what these do, "
             "and no pin undoes them; give the FP32 model that it was made from"
         )
-        yield Finding("already-reduced", "", message, reduced >= _WEIGHTY_SHARE * every)
+        yield Finding("already-reduced", "", message, reduced >= _MAJOR_SHARE * every)
 
 
 def _of_types(graph: Graph) -> Iterator[Finding]:
-    """Nodes that compute in double precision, and those that quantise."""
+    """Findings on nodes that compute in double precision or quantise."""
     double = doubles(graph)
     if double:
         message = (
@@ -96,50 +99,51 @@ def _of_types(graph: Graph) -> Iterator[Finding]:
 
 
 def doubles(graph: Graph) -> int:
-    """The nodes that compute what reaches an output, and not a shape, in double precision."""
+    """The number of double-precision nodes that an output depends on through float tensors."""
     scope, live, count = graph.types, set(graph.outputs), 0
     floats = (TensorProto.FLOAT, TensorProto.DOUBLE)
+    # Backwards from the outputs through floats only, because integers carry shapes.
     for node in reversed(graph.proto.graph.node):
         if live.isdisjoint(node.output):
             continue
         if any(scope.type_of(o) in floats for o in node.output if o):
             live.update(i for i in node.input if i and scope.type_of(i) in floats)
-        made = any(scope.type_of(o) == TensorProto.DOUBLE for o in node.output if o)
-        count += made and node.op_type not in ("Cast", "Constant")
+        is_double = any(scope.type_of(o) == TensorProto.DOUBLE for o in node.output if o)
+        count += is_double and node.op_type not in ("Cast", "Constant")
     return count
 
 
 def _defaults(graph: Graph) -> Iterator[Finding]:
-    """Inputs that a caller may leave out; before version 4 of the format every weight is one."""
+    """A finding on inputs with a default."""
     weights = {tensor.name for tensor in graph.proto.graph.initializer}
     names = [i.name for i in graph.proto.graph.input if i.name in weights]
-    if names and graph.proto.ir_version >= 4:
+    if names and graph.proto.ir_version >= 4:  # before, every weight had to be an input
         are, them = ("is a constant", "it") if len(names) == 1 else ("are constants", "them")
         message = (
             f"{counted(len(names), 'input')} with a default {are} here, as in an engine: "
-            f"{some_of(names, _SHOWN)}; the typed model does not take {them}, remove the default "
-            f"to feed {them}"
+            f"{some_of(names)}; the typed model does not take {them}, remove the default to feed "
+            f"{them}"
         )
         yield Finding("default-input", names[0], message)
 
 
 def _random(graph: Graph) -> Iterator[Finding]:
-    """Nodes that draw numbers anew at every run."""
-    copying = [
+    """A finding on nodes that generate random numbers."""
+    random = [
         name
-        for node, name in zip(graph.proto.graph.node, graph.names, strict=True)
+        for node, name in graph.named_nodes()
         if any(n.op_type in RANDOM or _is_training(graph, n) for n in every_node([node]))
     ]
-    if copying:
+    if random:
         message = (
-            f"random numbers are drawn by {some_of(copying, _SHOWN)}: no two runs are the same, so "
+            f"random numbers are drawn by {some_of(random)}: no two runs are the same, so "
             "no plan can be judged; make them inputs, or export the model for inference"
         )
-        yield Finding("random", copying[0], message, True)
+        yield Finding("random", random[0], message, True)
 
 
 def _is_training(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether it is a Dropout that drops: its third input says so, and its second how much."""
+    """Whether ``node`` is a Dropout in training mode with a ratio above 0."""
     if node.op_type != "Dropout" or len(node.input) < 3:
         return False
     share, mode = (graph.constants.get(name) for name in node.input[1:3])
@@ -147,13 +151,16 @@ def _is_training(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def _whole_bodies(graph: Graph) -> Iterator[Finding]:
-    """Bodies of control flow, reduced or pinned as a whole, that hold much of the network."""
+    """Findings on control flow that holds at least half of the nodes in one body."""
     nodes = graph.proto.graph.node
-    inside = [max((_count(b) for _, b in subgraphs(node)), default=0) for node in nodes]
+    inside = [
+        max((sum(1 for _ in every_node(body.node)) for _, body in subgraphs(node)), default=0)
+        for node in nodes
+    ]
     every = len(nodes) + sum(inside)
-    for index, (node, name) in enumerate(zip(nodes, graph.names, strict=True)):
+    for index, (node, name) in enumerate(graph.named_nodes()):
         is_layer = graph.role(index, Precision.FP16).kind is Kind.LAYER
-        if is_layer and inside[index] >= _COARSE_SHARE * every:
+        if is_layer and inside[index] >= every / 2:
             article = "an" if node.op_type[0] in "AEIOU" else "a"
             message = (
                 f"layer {name!r} holds {inside[index]} of {every} nodes that run: {article} "
@@ -163,15 +170,11 @@ def _whole_bodies(graph: Graph) -> Iterator[Finding]:
             yield Finding("control-flow", name, message, True)
 
 
-def _count(body: onnx.GraphProto) -> int:
-    return sum(1 for _ in every_node(body.node))
-
-
 def _of_quantisation(graph: Graph) -> Iterator[Finding]:
-    """What engines refuse in a quantised model; INT8 convolutions were tried on 1.6.1.120."""
+    """Findings on quantisation that TensorRT refuses."""
     unsigned, shifted, convolutions = list[str](), list[str](), list[str]()
     dequantised = set[str]()
-    for node, name in zip(graph.proto.graph.node, graph.names, strict=True):
+    for node, name in graph.named_nodes():
         if node.op_type in ("Conv", "ConvTranspose") and dequantised.issuperset(node.input[:2]):
             convolutions.append(name)
         if node.op_type not in _LINEAR:
@@ -187,21 +190,22 @@ def _of_quantisation(graph: Graph) -> Iterator[Finding]:
             shifted.append(name)
     yield from refused("uint8", unsigned, "UINT8, which TensorRT refuses: quantise to INT8")
     yield from refused("zero-point", shifted, "zero points other than 0, which TensorRT refuses")
+    # Found by building with TensorRT for RTX 1.6.1.120.
     what = "INT8 convolutions, which TensorRT for RTX does not build (FP8 on newer GPUs does)"
     yield from refused("int8-convolution", convolutions, what)
 
 
 def refused(kind: str, names: Sequence[str], what: str) -> Iterator[Finding]:
-    """One finding on all of some nodes, if there are any, where the first of them is."""
+    """One finding on the nodes ``names``, placed at the first; none if there are no nodes."""
     if names:
         yield Finding(kind, names[0], f"{some_of(names, 1)}: {what}")
 
 
 def open_sizes(graph: Graph) -> list[Finding]:
-    """What is said of dynamic axes where no inputs are given."""
+    """A finding on the dynamic axes of the inputs."""
     try:
         specs = input_specs(graph.proto)
-    except BadInputError:  # a run refuses the model
+    except BadInputError:  # another finding says that a run refuses this model
         return []
     axes = [f"{name} of input {spec.name!r}" for spec, _, name in dynamic_axes(specs)]
     if not axes:
@@ -214,31 +218,23 @@ def open_sizes(graph: Graph) -> list[Finding]:
 
 
 def refuse_unsupported(graph: Graph, name: str) -> None:
-    """Refuse a model that cannot be compared.
-
-    Raises:
-        BadInputError: names an output that is no tensor, or of a type that is not compared; a
-            constant that is stored sparsely; a normalisation that learns.
-    """
-    for found in _reasons_to_refuse(graph):
-        raise BadInputError(f"{name}: {found}")
+    """Refuses a model whose outputs cannot be compared."""
+    for reason in _reasons_to_refuse(graph):
+        raise BadInputError(f"{name}: {reason}")
 
 
 def refusals(graph: Graph, name: str) -> list[Finding]:
-    """What :func:`refuse_unsupported` would say, for whoever only looks."""
+    """The reasons of :func:`refuse_unsupported` as findings."""
     return [
-        Finding("refused", "", f"a run refuses this model: {name}: {found}", True)
-        for found in _reasons_to_refuse(graph)
+        Finding("refused", "", f"a run refuses this model: {name}: {reason}", True)
+        for reason in _reasons_to_refuse(graph)
     ]
 
 
 def _reasons_to_refuse(graph: Graph) -> Iterator[str]:
-    """The first of each kind."""
-    kinds: tuple[Callable[[Graph], Iterator[str]], ...] = (_incomparable, _sparse, _learning)
-    for kind in kinds:
-        for sentence in kind(graph):
-            yield sentence
-            break
+    """The first reason of each kind."""
+    for reasons in (_incomparable(graph), _sparse(graph), _learning(graph)):
+        yield from islice(reasons, 1)
 
 
 def _sparse(graph: Graph) -> Iterator[str]:
@@ -250,8 +246,8 @@ def _sparse(graph: Graph) -> Iterator[str]:
 
 
 def _learning(graph: Graph) -> Iterator[str]:
-    """Normalisations whose numbers depend on what was run before; engines do not take them."""
-    for node, layer in zip(graph.proto.graph.node, graph.names, strict=True):
+    """Normalisations in training mode, which TensorRT does not take either."""
+    for node, layer in graph.named_nodes():
         for inner in every_node([node]):
             training = any(a.name == "training_mode" and a.i for a in inner.attribute)
             if inner.op_type == "BatchNormalization" and training:
@@ -262,50 +258,48 @@ def _learning(graph: Graph) -> Iterator[str]:
 
 
 def _incomparable(graph: Graph) -> Iterator[str]:
-    """Outputs of which no numbers can be told."""
+    """Outputs that have no numbers to compare."""
     for output in graph.proto.graph.output:
         if not output.type.HasField("tensor_type"):
             yield f"output {output.name!r} is no tensor; sequences cannot be compared"
             continue
-        held = graph.types.type_of(output.name)
-        if held == TensorProto.STRING:
+        elem_type = graph.types.type_of(output.name)
+        if elem_type == TensorProto.STRING:
             yield (
                 f"output {output.name!r} is text, which engines do not have and no metric "
                 "compares: cut the model before it"
             )
-        elif held != UNKNOWN:
-            # ONNX Runtime gives no bfloat16, and of eight bits and fewer the codes.
-            dtype = helper.tensor_dtype_to_np_dtype(held)
+        elif elem_type != UNKNOWN:
+            # ONNX Runtime cannot return bfloat16, and returns 8-bit floats and smaller as codes.
+            dtype = helper.tensor_dtype_to_np_dtype(elem_type)
             if dtype.isbuiltin != 1 or dtype.kind not in "fiub":
-                called = helper.tensor_dtype_to_string(held).rpartition(".")[2].lower()
+                called = helper.tensor_dtype_to_string(elem_type).rpartition(".")[2].lower()
                 yield (
                     f"output {output.name!r} is {called}, of which ONNX Runtime gives no numbers: "
                     "make an FP32 output of it (a Cast behind it, or what is before its Cast)"
                 )
 
 
-LOST = 1e-2
-"""Error of a constant over its RMS from which on it counts as lost: 32 times FP16's usual one."""
+_LOST_ERROR = 1e-2
+"""Relative RMS error from which on a constant counts as lost: 32 times FP16's usual one."""
 
 _ADDS = frozenset({"Add", "Max", "Clip"})
-"""A small number in these keeps something from being zero."""
+"""Operators in which a small constant is an epsilon."""
 
 _ROLES = {
     ("BatchNormalization", 1): "scale",
     ("BatchNormalization", 3): "mean",
     ("BatchNormalization", 4): "variance",
 }
-"""What the constants of an operator are called, by its input slots."""
-
-_VARIANCE = ("BatchNormalization", 4)
+"""Names for an operator's constants, by input slot."""
 
 
 @dataclass(frozen=True)
 class LostConstant:
-    """The constant ``name`` of ``layer``, and what rounding takes of it.
+    """The constant ``name`` of ``layer``, which rounding destroys in part.
 
-    ``largest`` is its largest magnitude, ``bits_lost`` the share of its significant bits that is
-    lost (1 where it becomes zero), ``role`` what it is to the layer, in words.
+    ``largest`` is its largest magnitude, ``role`` its meaning for the layer. ``bits_lost`` is the
+    lost share of its significant bits, 1 if it becomes zero.
     """
 
     layer: str
@@ -317,7 +311,7 @@ class LostConstant:
     role: str = ""
 
     def words(self, precision: Precision) -> str:
-        """What becomes of it, such as "epsilon 1e-12 of /Clip becomes 0 in FP16"."""
+        """A sentence such as "epsilon 1e-12 of /Clip becomes 0 in FP16"."""
         low = precision.value.upper()
         many = not self.scalar and self.op in MATRIX_INPUTS
         if self.scalar:
@@ -333,7 +327,7 @@ class LostConstant:
 
 
 def lost_constants(graph: Graph, precision: Precision) -> dict[str, LostConstant]:
-    """By layer, the constant that it reads of which least is left; only those that are lost."""
+    """The lost constants: for each layer, the one that loses the largest share of its bits."""
     if not precision.is_storage:
         return {}
     readers: dict[str, list[tuple[str, str, int]]] = {}
@@ -346,7 +340,7 @@ def lost_constants(graph: Graph, precision: Precision) -> dict[str, LostConstant
         of_all = _lost(array, precision) if array.size else None
         for reader, op, slot in readers[name]:
             lost = of_all
-            if lost is None and (op, slot) == _VARIANCE:
+            if lost is None and _ROLES.get((op, slot)) == "variance":
                 lost = _lost_variance(array, _epsilon(graph, reader), precision)
             if lost is None or (reader in found and lost[1] <= found[reader].bits_lost):
                 continue
@@ -363,35 +357,38 @@ def _epsilon(graph: Graph, layer: str) -> float:
 def _lost_variance(
     array: NDArray[np.float32], epsilon: float, precision: Precision
 ) -> tuple[float, float] | None:
-    """As :func:`_lost`, of the channels whose variance is lost."""
+    """As :func:`_lost`, for the channels whose standard deviation changes."""
     values = flat(array).astype(np.float64)
-    small = (values > 0.0) & (values <= SMALLEST_SUBNORMAL[precision] / LOST)
+    small = (values > 0.0) & (values <= SMALLEST_SUBNORMAL[precision] / _LOST_ERROR)
+    # Epsilon hides a small variance: only a change of the standard deviation counts.
     values = values[small]
     kept = rounded(values.astype(np.float32), precision).astype(np.float64)
-    off = np.abs(np.sqrt((values + epsilon) / (kept + epsilon)) - 1.0) > LOST
+    off = np.abs(np.sqrt((values + epsilon) / (kept + epsilon)) - 1.0) > _LOST_ERROR
     return _lost(values[off].astype(np.float32), precision) if off.any() else None
 
 
 def _lost(array: NDArray[np.float32], precision: Precision) -> tuple[float, float] | None:
-    """The largest magnitude and the share of bits that is lost; None where most are kept."""
+    """The largest magnitude and the share of bits lost; None if the constant counts as kept."""
     largest = max(map(abs, _ends(array)))
     squares = _sum_of_squares(block.astype(np.float64) for block in _finite_blocks(array))
-    # Rounding moves a small value by half of the smallest step at most.
-    small = SMALLEST_SUBNORMAL[precision] / LOST
+    # A constant with a larger RMS is not lost: the smallest step is at most this share of it.
+    small = SMALLEST_SUBNORMAL[precision] / _LOST_ERROR
     if not 0.0 < math.sqrt(squares / array.size) <= small:
         return None
     off = _sum_of_squares(
         rounded(block, precision).astype(np.float64) - block for block in _finite_blocks(array)
     )
     error = math.sqrt(off / squares)
-    if error < LOST:
+    if error < _LOST_ERROR:
         return None
+    # The RMS error of values that are spread evenly over one step of the format.
     usual = STEPS[precision] / math.sqrt(3.0)
+    # On a logarithmic scale: the usual error loses no bits, an error of 100 % loses all.
     return largest, min(1.0, math.log(error / usual) / math.log(1.0 / usual))
 
 
 def _finite_blocks(array: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
-    """The finite values of a constant, which may be gigabytes, some at a time."""
+    """The finite values of a constant, block by block, because it may have gigabytes."""
     values = flat(array)
     for part in slices(values.size):
         block = values[part]
@@ -404,7 +401,7 @@ def _sum_of_squares(blocks: Iterable[NDArray[np.float64]]) -> float:
 
 
 def _ends(array: NDArray[np.float32]) -> tuple[float, float]:
-    """The smallest and the largest finite value, and 0."""
+    """The minimum and the maximum of the finite values and 0."""
     low = high = 0.0
     for block in _finite_blocks(array):
         low = min(low, float(block.min(initial=0.0)))
@@ -413,10 +410,9 @@ def _ends(array: NDArray[np.float32]) -> tuple[float, float]:
 
 
 def largest_constant(graph: Graph, layer: str) -> str:
-    """The layer's largest constant, such as "variance 9.8e+07 of bn"; blank where it reads none."""
-    index = graph.names.index(layer)
-    node = graph.proto.graph.node[index]
-    best, said = 0.0, ""
+    """The layer's largest constant in words, such as "variance 9.8e+07 of bn"; '' without any."""
+    node = graph.proto.graph.node[graph.names.index(layer)]
+    best, words = 0.0, ""
     for slot, name in enumerate(node.input):
         if name not in graph.float_constants:
             continue
@@ -424,8 +420,8 @@ def largest_constant(graph: Graph, layer: str) -> str:
         size, value = (-low, low) if -low > high else (high, high)
         if size > best:
             role = _ROLES.get((node.op_type, slot), f"constant {name!r}")
-            best, said = size, f"{role} {value:.3g} of {layer}"
-    return said
+            best, words = size, f"{role} {value:.3g} of {layer}"
+    return words
 
 
 def weight_findings(model: onnx.ModelProto | Graph, precision: Precision) -> list[Finding]:
@@ -449,14 +445,15 @@ def weight_findings(model: onnx.ModelProto | Graph, precision: Precision) -> lis
 
 
 def _problems(array: NDArray[np.float32], precision: Precision) -> Iterator[tuple[str, str]]:
-    """(kind, what is wrong) for what ``array`` loses in ``precision``."""
-    # What is infinite (a mask, the bound of a maximum) is so in any precision.
+    """The kind and the description of each thing that ``array`` loses in ``precision``."""
+    # Infinite values (a mask, the bound of a maximum) are the same in any precision.
     largest = max(_ends(array), key=abs)
     vanishing = 0
     for block in map(np.abs, _finite_blocks(array)):
         lost = (block > 0) & (block < SMALLEST_SUBNORMAL[precision] / 2)
         vanishing += int(np.count_nonzero(lost))
     if abs(largest) > LARGEST[precision]:
+        # A value of this size is a mask, such as FP32's most negative number.
         what = "a mask or weight" if abs(largest) >= 1e30 else "a weight"
         yield (
             "weight-overflow",

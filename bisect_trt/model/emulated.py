@@ -1,10 +1,7 @@
-"""The model that shows FP16, BF16 or TF32 on any machine: FP32 with explicit roundings.
+"""Writes the emulated model: FP32 with every rounding of a plan as explicit nodes.
 
-A reduced FP16 or BF16 layer gets its float inputs rounded, computes in FP32 (as tensor cores
-accumulate) and has its outputs rounded. Rounding is ``Cast`` down and ``Cast`` back, a pair that
-ONNX Runtime keeps at every optimisation level. TF32 rounds only the operands of matrix products and
-convolutions, by Veltkamp's splitting in three FP32 operations. What is infinite in FP32 itself, or
-beyond 4e34, becomes NaN: two further operations would mend that, and double a small model's time.
+A reduced FP16 or BF16 layer has its inputs and outputs rounded and computes in FP32, as tensor
+cores accumulate. TF32 rounds only the operands of matrix products and convolutions.
 """
 
 from __future__ import annotations
@@ -19,57 +16,55 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.rounding import TF32_SPLITTER
 from bisect_trt.model.graph import CAST_HAS_BF16, Graph, as_graph
 from bisect_trt.model.layers import Role
-from bisect_trt.model.precision_rules import CONTROL_FLOW, FLOAT, STORAGE_TYPE
+from bisect_trt.model.precision_rules import CONTROL_FLOW, FLOAT, STORAGE_TYPE, is_standard
 from bisect_trt.model.rewriter import Frame, Rewriter
 from bisect_trt.model.roundings import is_rounded, with_new_nodes_pinned, with_roundings
 from bisect_trt.model.tensor_types import Scope
 
-RECURRENT = frozenset({"LSTM", "GRU"})
-"""Give finite numbers for NaN. An infinity that they read counts too: gates hide it."""
+# ONNX Runtime's kernels of some operators swallow a NaN or an infinity that an engine would show.
+_RECURRENT = frozenset({"LSTM", "GRU"})
+"""Operators that give finite numbers for NaN, and for infinities, which gates hide."""
 
-MAXIMA = frozenset({"MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin"})
-"""Leave a NaN out of the comparison, at some places of a window or at all."""
+_MAXIMA = frozenset({"MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin"})
+"""Operators that ignore a NaN, always or at some places of a window."""
 
-PLACES = frozenset({"ArgMax", "ArgMin"})
-"""Give a place that is not the NaN's."""
+_INDICES = frozenset({"ArgMax", "ArgMin"})
+"""Operators that give the index of another element than the NaN."""
 
-SWALLOWING = RECURRENT | MAXIMA | PLACES | {"Clip"}
-"""Clip without one of its bounds turns an infinity into the largest number there."""
+SWALLOWING = _RECURRENT | _MAXIMA | _INDICES | {"Clip"}
+"""Operators that need a guard; Clip with one bound turns an infinity into the largest number."""
 
 LOST = int(np.iinfo(np.int64).min)
-"""The integer that a cast of NaN gives on x86, and that stands for the place of a NaN here."""
+"""The index of a NaN in a guarded model; x86 gives the same integer for a cast of NaN."""
 
-# The opsets from which on IsNaN exists, Clip's bounds are inputs, and so are reductions' axes.
 _IS_NAN_OPSET = 9
-_BOUNDS_OPSET = 11
-_AXES_OPSET = 18
+"""The opset that introduced IsNaN, and Where."""
 
 
 def guarded(
     node: onnx.NodeProto, floats: Collection[int], fresh: Callable[[str], str], opset: int
 ) -> list[onnx.NodeProto]:
-    """``node`` and what puts back the NaN that its kernel swallows; ``node`` alone where it
-    swallows none.
-    """
-    if node.domain not in ("", "ai.onnx") or 0 not in floats:
+    """``node`` with nodes that restore the NaN which its kernel swallows, if it swallows any."""
+    if not is_standard(node) or 0 not in floats:
         return [node]
-    if node.op_type in RECURRENT:
+    if node.op_type in _RECURRENT:
         return _recurrent(node, sorted(floats), fresh)
     if node.op_type == "Clip":
         return _clip(node, fresh, opset)
-    if node.op_type in MAXIMA:
+    if node.op_type in _MAXIMA:
         return _maximum(node, fresh, opset)
-    return _place(node, fresh, opset) if node.op_type in PLACES else [node]
+    return _index(node, fresh, opset) if node.op_type in _INDICES else [node]
 
 
-def _is_nan(name: str, given: str, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
-    """What makes the truth values ``given``: whether those of ``name`` are NaN, which are neither
-    below 1 nor above -1.
-    """
+def _is_nan(
+    name: str, result: str, fresh: Callable[[str], str], opset: int
+) -> list[onnx.NodeProto]:
+    """Nodes that compute ``result``: which elements of ``name`` are NaN."""
     if opset >= _IS_NAN_OPSET:
-        return [helper.make_node("IsNaN", [name], [given])]
+        return [helper.make_node("IsNaN", [name], [result])]
+    # A NaN is neither below 1 nor above -1.
     one, less, below, above, either = (
-        fresh(f"{given}_{what}") for what in ("one", "less", "below", "above", "either")
+        fresh(f"{result}_{what}") for what in ("one", "less", "below", "above", "either")
     )
     return [
         _constant(one, np.float32(1.0)),
@@ -77,14 +72,14 @@ def _is_nan(name: str, given: str, fresh: Callable[[str], str], opset: int) -> l
         helper.make_node("Less", [name, one], [below]),
         helper.make_node("Greater", [name, less], [above]),
         helper.make_node("Or", [below, above], [either]),
-        helper.make_node("Not", [either], [given]),
+        helper.make_node("Not", [either], [result]),
     ]
 
 
 def _recurrent(
     node: onnx.NodeProto, floats: list[int], fresh: Callable[[str], str]
 ) -> list[onnx.NodeProto]:
-    """All outputs plus the sum of zero times whatever is read: zero, or NaN."""
+    """Adds zero times every input to all outputs: zero, or NaN."""
     zero = fresh("zero")
     made, sums = [_constant(zero, np.float32(0.0))], []
     for slot in floats:
@@ -103,24 +98,24 @@ def _recurrent(
 
 
 def _maximum(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
-    """The first output plus 0 / 0 where the same operator meets a NaN, else 0 / 1."""
+    """Adds 0 / 0 to the first output where the same operator meets a NaN, else 0 / 1."""
     name = node.output[0]
-    broken, seen, found = (fresh(f"{name}__{what}") for what in ("nan", "seen", "found"))
+    is_nan, seen, found = (fresh(f"{name}__{what}") for what in ("nan", "seen", "found"))
     one, zero, rest, lost = (fresh(f"{name}__{what}") for what in ("one", "zero", "rest", "lost"))
     node.output[0] = fresh(f"{name}__kernel")
-    again = onnx.NodeProto()
+    again = onnx.NodeProto()  # the same operator on ones where a NaN is, and zeros elsewhere
     again.CopyFrom(node)
     again.name = fresh(f"{node.name}__nan")
     again.input[0] = seen
     del again.output[1:]
     again.output[0] = found
     negated = fresh(f"{name}__turned") if node.op_type == "ReduceMin" else ""
-    if negated:  # the smallest of minus one and zero
+    if negated:  # a minimum finds minus one, not one
         again.input[0] = negated
     return [
         node,
-        *_is_nan(node.input[0], broken, fresh, opset),
-        helper.make_node("Cast", [broken], [seen], to=TensorProto.FLOAT),
+        *_is_nan(node.input[0], is_nan, fresh, opset),
+        helper.make_node("Cast", [is_nan], [seen], to=TensorProto.FLOAT),
         *([helper.make_node("Neg", [seen], [negated])] if negated else []),
         again,
         _constant(one, np.float32(1.0)),
@@ -131,22 +126,22 @@ def _maximum(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> l
     ]
 
 
-def _place(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
-    """:data:`LOST` for a decision among values of which one is NaN."""
+def _index(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
+    """Gives the index :data:`LOST` where one of the compared values is NaN."""
     name = node.output[0]
-    told = {a.name: a.i for a in node.attribute}
-    axis, keeps = told.get("axis", 0), told.get("keepdims", 1)
-    broken, seen, found, is_lost, lost = (
+    attributes = {a.name: a.i for a in node.attribute}
+    axis, keeps = attributes.get("axis", 0), attributes.get("keepdims", 1)
+    is_nan, seen, found, is_lost, lost = (
         fresh(f"{name}__{what}") for what in ("nan", "seen", "found", "is_lost", "lost")
     )
     node.output[0] = fresh(f"{name}__kernel")
     made = [
         node,
-        *_is_nan(node.input[0], broken, fresh, opset),
-        helper.make_node("Cast", [broken], [seen], to=TensorProto.FLOAT),
+        *_is_nan(node.input[0], is_nan, fresh, opset),
+        helper.make_node("Cast", [is_nan], [seen], to=TensorProto.FLOAT),
         _constant(lost, np.int64(LOST)),
     ]
-    if opset >= _AXES_OPSET:
+    if opset >= 18:  # ReduceMax takes its axes as an input
         axes = fresh(f"{name}__axes")
         made.append(_constant(axes, np.asarray([axis], np.int64)))
         made.append(helper.make_node("ReduceMax", [seen, axes], [found], keepdims=keeps))
@@ -156,6 +151,7 @@ def _place(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> lis
         made.append(helper.make_node("Cast", [found], [is_lost], to=TensorProto.BOOL))
         made.append(helper.make_node("Where", [is_lost, lost, node.output[0]], [name]))
         return made
+    # Before opset 9 there is no Where: selects by products.
     one, rest, kept, put = (fresh(f"{name}__{what}") for what in ("one", "rest", "kept", "put"))
     return [
         *made,
@@ -169,18 +165,17 @@ def _place(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> lis
 
 
 def _clip(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
-    """The bound that is not given is infinite, not the largest number."""
-    ends = {1: -np.inf, 2: np.inf}
-    if opset < _BOUNDS_OPSET:
-        given = {attribute.name for attribute in node.attribute}
+    """Makes a missing bound infinite, which the kernel takes for the largest number."""
+    if opset < 11:  # bounds are attributes
+        present = {attribute.name for attribute in node.attribute}
         for name, end in (("min", -np.inf), ("max", np.inf)):
-            if name not in given:
+            if name not in present:
                 node.attribute.append(helper.make_attribute(name, float(end)))
         return [node]
     made = []
-    while len(node.input) < len(ends) + 1:
+    while len(node.input) < 3:
         node.input.append("")
-    for slot, end in ends.items():
+    for slot, end in ((1, -np.inf), (2, np.inf)):
         if not node.input[slot]:
             node.input[slot] = fresh("unbounded")
             made.append(_constant(node.input[slot], np.float32(end)))
@@ -213,9 +208,7 @@ def to_emulated(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.Mod
 
 
 def rounding_model(precision: Precision) -> onnx.ModelProto:
-    """A model that rounds its input ``x`` (float32, any shape) to ``precision`` and gives ``y`` of
-    the same shape.
-    """
+    """A model that rounds its FP32 input ``x`` of any shape to ``precision`` as ``y``."""
     value = [helper.make_tensor_value_info(n, FLOAT, None) for n in ("x", "y")]
     target = helper.make_graph([], "rounding", value[:1], value[1:])
     rewriter = EmulationRewriter(Graph(onnx.ModelProto()), PrecisionPlan(precision))
@@ -227,9 +220,7 @@ def rounding_model(precision: Precision) -> onnx.ModelProto:
 
 
 class EmulationRewriter(Rewriter):
-    """``rounded_inputs`` names the graph inputs that arrive rounded already, so that no nodes are
-    spent on them.
-    """
+    """Writes roundings as nodes; ``rounded_inputs`` are graph inputs that are fed rounded."""
 
     def __init__(
         self,
@@ -282,10 +273,11 @@ class EmulationRewriter(Rewriter):
                 frame.state[value.name] = precision
 
     def round(self, frame: Frame, source: str, target: str, precision: Precision) -> None:
-        """Append the nodes that make ``target`` from ``source``, rounded to ``precision``."""
+        """Appends the nodes that round ``source`` to ``precision`` as ``target``."""
         if precision is Precision.TF32:
             self._split(frame, source, target)
             return
+        # ONNX Runtime keeps this pair of Casts at every optimisation level.
         stored = self.fresh(f"{target}__stored")
         down = helper.make_node(
             "Cast", [source], [stored], self.fresh(f"down_{target}"), to=STORAGE_TYPE[precision]
@@ -294,6 +286,8 @@ class EmulationRewriter(Rewriter):
         frame.graph.node.extend([down, up])
 
     def _split(self, frame: Frame, source: str, target: str) -> None:
+        """Appends Veltkamp's splitting, which keeps the upper mantissa bits of ``source``."""
+        # Infinities and values beyond 4e34 become NaN: two more nodes per tensor would mend that.
         splitter = self._splitter(frame)
         scaled, rest = self.fresh(f"{target}__scaled"), self.fresh(f"{target}__rest")
         frame.graph.node.extend(

@@ -1,4 +1,4 @@
-"""Forms that TensorRT refuses or gets wrong."""
+"""Findings on forms that TensorRT refuses or computes wrongly."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ from bisect_trt.metrics.rounding import LARGEST
 from bisect_trt.model.cautions import refused
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import shared_placeholders
-from bisect_trt.model.precision_rules import is_standard
+from bisect_trt.model.precision_rules import TYPE_AGNOSTIC, is_standard
 from bisect_trt.model.shapes import Shape, shapes_of, with_shapes
 from bisect_trt.model.tensor_types import UNKNOWN, Scope, every_node, subgraphs
 
-_BODIES = {"then_branch", "else_branch"}
-_RECURRENT = ("LSTM", "GRU")
-_SHAPES = ("Shape", "Size")
-
 
 @dataclass(frozen=True)
-class _Inside:
-    """A graph or a body: ``makers`` are the nodes, by output, of it and what is around it."""
+class _Body:
+    """A graph or a body; ``makers`` are its nodes and those of enclosing graphs, by output."""
 
     graph: onnx.GraphProto
     scope: Scope
@@ -34,24 +30,24 @@ class _Inside:
     constants: frozenset[str]
 
 
-def if_findings(graph: Graph, light: onnx.GraphProto) -> Iterator[Finding]:
-    """A finding for each If decided at run time whose bodies do not fit, or are recurrent."""
+def _if_findings(graph: Graph, light: onnx.GraphProto) -> Iterator[Finding]:
+    """Findings on each If decided at run time whose bodies differ in form or are recurrent."""
     declared = {i.name for i in graph.proto.graph.input}
     constants = {t.name for t in graph.proto.graph.initializer}.difference(declared)
-    yield from _ifs_inside(_Inside(light, graph.types, {}, frozenset(constants)), graph.names)
+    yield from _ifs_in(_Body(light, graph.types, {}, frozenset(constants)), graph.names)
 
 
-def _ifs_inside(inside: _Inside, names: Sequence[str]) -> Iterator[Finding]:
-    nodes = inside.graph.node
-    makers = {**inside.makers, **{o: node for node in nodes for o in node.output if o}}
-    constants = inside.constants.union(t.name for t in inside.graph.initializer)
+def _ifs_in(outer: _Body, names: Sequence[str]) -> Iterator[Finding]:
+    nodes = outer.graph.node
+    makers = {**outer.makers, **{o: node for node in nodes for o in node.output if o}}
+    constants = outer.constants.union(t.name for t in outer.graph.initializer)
     for index, (node, name) in enumerate(zip(nodes, names, strict=True)):
         bodies = {
-            kind: _Inside(body, inside.scope.body(index, kind), makers, constants)
+            kind: _Body(body, outer.scope.body(index, kind), makers, constants)
             for kind, body in subgraphs(node)
         }
-        whole = node.op_type == "If" and bool(node.input) and bodies.keys() >= _BODIES
-        if whole and _told_at_run_time(node.input[0], makers, constants):
+        is_if = node.op_type == "If" and bodies.keys() >= {"then_branch", "else_branch"}
+        if is_if and node.input and _known_at_run_time(node.input[0], makers, constants):
             yield from _misfits(node, name, bodies["then_branch"], bodies["else_branch"])
             recurrent = [r for body in bodies.values() for r in _recurrent(body.graph)]
             what = (
@@ -59,12 +55,13 @@ def _ifs_inside(inside: _Inside, names: Sequence[str]) -> Iterator[Finding]:
                 "export a model for each of its bodies"
             )
             yield from refused("if-recurrent", recurrent, what)
-            continue  # what is in its bodies goes with it
+            continue  # the advice covers every If inside
         for body in bodies.values():
-            yield from _ifs_inside(body, [_called(n) for n in body.graph.node])
+            yield from _ifs_in(body, [_called(n) for n in body.graph.node])
 
 
-def _misfits(node: onnx.NodeProto, name: str, one: _Inside, other: _Inside) -> Iterator[Finding]:
+def _misfits(node: onnx.NodeProto, name: str, one: _Body, other: _Body) -> Iterator[Finding]:
+    """Findings on outputs that the two bodies of an If give with other types or ranks."""
     ranks = [{n: len(s) for n, s in shapes_of(b.graph).items()} for b in (one, other)]
     for output, first, second in zip(
         node.output, one.graph.output, other.graph.output, strict=False
@@ -85,27 +82,27 @@ def _misfits(node: onnx.NodeProto, name: str, one: _Inside, other: _Inside) -> I
         yield Finding("if-bodies", name, message)
 
 
-def _told_at_run_time(
+def _known_at_run_time(
     condition: str, makers: Mapping[str, onnx.NodeProto], constants: frozenset[str]
 ) -> bool:
-    """Whether ``condition`` follows from the values of an input, not from constants and shapes."""
-    seen, left = set[str](), [condition]
-    while left:
-        tensor = left.pop()
-        if not tensor or tensor in seen or tensor in constants:
+    """Whether ``condition`` depends on the values of an input, not only on constants and shapes."""
+    visited, waiting = set[str](), [condition]
+    while waiting:
+        tensor = waiting.pop()
+        if not tensor or tensor in visited or tensor in constants:
             continue
-        seen.add(tensor)
+        visited.add(tensor)
         maker = makers.get(tensor)
         if maker is None:
             return True
-        if maker.op_type not in _SHAPES:
-            left += maker.input
+        if maker.op_type not in TYPE_AGNOSTIC:
+            waiting += maker.input
     return False
 
 
 def _recurrent(graph: onnx.GraphProto) -> Iterator[str]:
     for node in every_node(graph.node):
-        if node.op_type in _RECURRENT:
+        if node.op_type in ("LSTM", "GRU"):
             yield f"{_called(node)} ({node.op_type})"
 
 
@@ -116,21 +113,18 @@ def _called(node: onnx.NodeProto) -> str:
 _INTEGER = ("QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger")
 _GIVE_UINT8 = ("QuantizeLinear", "DynamicQuantizeLinear", "Constant")
 _NOT_PARSED_IN_BF16 = ("HardSwish", "Mish", "GRU", "LpNormalization", "LpPool")
-"""What TensorRT for RTX takes in FP32 and in FP16."""
+"""Operators that TensorRT for RTX parses in FP32 and FP16 only."""
 
-_NEW_GRID_SAMPLE = 20
-"""The opset that gave GridSample its volumes and new names of its modes."""
-
-_LAST_AXIS = 13
-"""From this opset on Softmax is along one axis, the last by default; before it flattened."""
+_ONE_AXIS_SOFTMAX_OPSET = 13
+"""From this opset on Softmax runs along one axis, the last by default; before, it flattened."""
 
 Suspects = Callable[[Graph, onnx.NodeProto], bool]
 
 _BY_NODE: tuple[tuple[str, Suspects, str], ...] = (
-    # Public reports: NVIDIA/TensorRT #4646 and #4756.
+    # The first two are public reports: NVIDIA/TensorRT #4646 and #4756.
     (
         "grid-sample",
-        lambda graph, node: node.op_type == "GridSample" and graph.opset >= _NEW_GRID_SAMPLE,
+        lambda graph, node: node.op_type == "GridSample" and graph.opset >= 20,
         "GridSample of opset {opset}, which TensorRT is reported to get wrong in FP32 too: "
         "compare its FP32 engine first, or export with opset 16",
     ),
@@ -163,16 +157,16 @@ _BY_NODE: tuple[tuple[str, Suspects, str], ...] = (
         "INT32",
     ),
 )
-"""A kind of finding, which nodes it is about, and what is said of them."""
+"""The kind of a finding, the nodes that it is about, and its text."""
 
 
 def engine_suspects(graph: Graph, precision: Precision) -> list[Finding]:
-    """A finding for each kind of suspect in ``graph``; some only at ``precision``."""
+    """Findings on forms in ``graph`` that TensorRT refuses or computes wrongly at ``precision``."""
     light = with_shapes(graph)
     return [
         *_long_softmaxes(graph, shapes_of(light), precision),
         *_without_bf16(graph, precision),
-        *if_findings(graph, light),
+        *_if_findings(graph, light),
         *_of_nodes(graph),
         *_placeholders(graph.proto.graph),
     ]
@@ -185,7 +179,7 @@ def _long_softmaxes(
         if precision is not Precision.FP16 and not _reduced(graph, node):
             continue
         keys = _keys(node, shapes, graph.opset)
-        limit = int(LARGEST[Precision.FP16])
+        limit = int(LARGEST[Precision.FP16])  # equal keys give exponentials of 1 each
         if keys is not None and keys >= limit:
             message = (
                 f"{name} ({node.op_type}) is over {keys:,} keys: a fused kernel that sums in FP16 "
@@ -200,18 +194,18 @@ def _reduced(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def _keys(node: onnx.NodeProto, shapes: Mapping[str, Shape], opset: int) -> int | None:
-    """How many exponentials ``node`` adds up; None where it adds none, or it is not known."""
+    """The number of exponentials that ``node`` sums; None if there are none or it is unknown."""
     if node.op_type in ("Softmax", "LogSoftmax") and node.input:
         shape = shapes.get(node.input[0])
-        axis = 1 if opset < _LAST_AXIS else -1
+        axis = 1 if opset < _ONE_AXIS_SOFTMAX_OPSET else -1
         for attribute in node.attribute:
             axis = attribute.i if attribute.name == "axis" else axis
         if shape is None or not -len(shape) <= axis < len(shape):
             return None
         along = shape[axis % len(shape) :]
-        sizes = along[:1] if opset >= _LAST_AXIS else along
+        sizes = along[:1] if opset >= _ONE_AXIS_SOFTMAX_OPSET else along
     elif node.op_type == "Attention" and len(shapes.get(node.input[1], ())) > 1:
-        sizes = shapes[node.input[1]][-2:-1]
+        sizes = shapes[node.input[1]][-2:-1]  # the axis that counts the keys
     else:
         return None
     return None if None in sizes else math.prod(s for s in sizes if s is not None)
@@ -254,6 +248,6 @@ def _placeholders(graph: onnx.GraphProto) -> Iterator[Finding]:
 
 def _nodes(graph: Graph) -> Iterator[tuple[onnx.NodeProto, str]]:
     """The nodes of ONNX's own operators, with their ids."""
-    for node, name in zip(graph.proto.graph.node, graph.names, strict=True):
+    for node, name in graph.named_nodes():
         if is_standard(node):
             yield node, name

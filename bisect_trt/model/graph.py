@@ -1,8 +1,8 @@
-"""The graph that everything else reads: nodes, tensors, types, layers."""
+"""The graph that passes read: nodes, tensors, types, layers; and its form at a later opset."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from sys import intern
@@ -32,28 +32,33 @@ from bisect_trt.model.precision_rules import (
 )
 from bisect_trt.model.tensor_types import (
     Scope,
-    captured_names,
     every_node,
     infer_types,
     opset_of,
     part_of,
     replace_nodes,
     subgraphs,
+    tensors_read,
     unused,
 )
 from bisect_trt.model.tensor_values import Constants
 
 
 def drop_unread(graph: onnx.GraphProto, converted: set[str]) -> None:
-    """Remove the constants among ``converted`` that nothing reads any more."""
+    """Removes the constants among ``converted`` that no node and no output reads."""
     if not converted:
         return
     unread = converted - _names_read(graph)
     kept = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in unread)]
     if len(kept) < len(graph.node):
         replace_nodes(graph, kept)
+    remove_initialisers(graph, unread)
+
+
+def remove_initialisers(graph: onnx.GraphProto, names: set[str]) -> None:
+    """Removes the initialisers ``names`` from ``graph`` without copying the others."""
     for place in reversed(range(len(graph.initializer))):
-        if graph.initializer[place].name in unread:
+        if graph.initializer[place].name in names:
             del graph.initializer[place]
 
 
@@ -67,24 +72,24 @@ def _names_read(graph: onnx.GraphProto) -> set[str]:
 
 
 _DECIDES = frozenset({"Equal", "NonZero", "OneHot"})
-"""Operators that give something else as soon as a value is another, however near."""
+"""Operators whose result jumps when a value changes by any amount."""
 
 _COMPUTES_WHOLE = frozenset(
     {"Abs", "Add", "Ceil", "Clip", "Div", "Floor", "Max", "Min", "Mod", "Mul", "Neg", "Round"}
     | {"Sub"}
 )
-"""Arithmetic that indices are made with (row * width + column) before they are cast."""
+"""Arithmetic on indices (row * width + column) before they are cast."""
 
 FLOATS = frozenset({FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
 def discrete_inputs(graph: onnx.GraphProto, types: Scope) -> frozenset[str]:
-    """The float inputs that are cast to integers or booleans, or asked for equality.
+    """The float inputs that become integers or truth values, such as ids, coordinates and masks.
 
-    As they are, moved, or behind arithmetic: ids, coordinates and masks, if their values are whole.
+    Operators that move values or compute whole numbers may stand between.
     """
     initialised = {t.name for t in graph.initializer}
-    # The inputs that a tensor has its values from: a Concat takes them of several.
+    # The inputs that a tensor's values come from: several behind a Concat.
     source = {i.name: frozenset({i.name}) for i in graph.input if i.name not in initialised}
     found: set[str] = set()
     for node in filter(is_standard, graph.node):
@@ -101,9 +106,9 @@ def discrete_inputs(graph: onnx.GraphProto, types: Scope) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Node ``index`` gives the float ``tensor``, which it looks up in ``table``, or casts if blank.
+    """A float ``tensor`` that node ``index`` gathers from ``table``, or casts where that is blank.
 
-    ``source`` is the input that may stand for it.
+    ``source`` names the input that can replace it.
     """
 
     index: int
@@ -115,20 +120,21 @@ class Lookup:
 def list_lookups(
     model: onnx.ModelProto, layers: Sequence[Layer], tables: Container[str]
 ) -> tuple[Lookup, ...]:
-    """What is gathered from constant tables by integers that no layer computes.
+    """The float tensors gathered from ``tables`` by integers that no layer computes.
 
-    Where nothing is, what such integers are cast to. What comes of the inputs' shapes alone is
-    left: moved, a size would be another size.
+    If there are none, the float tensors that such integers are cast to.
     """
     graph = model.graph
     by_index = {layer.index: layer for layer in layers}
     initialised = {t.name for t in graph.initializer}
+    # Tensors computed from values of the inputs. Shapes are left out: a perturbed size would be
+    # another size.
     from_inputs = {i.name for i in graph.input} - initialised
     rounded: set[str] = set()
     taken = {name for node in graph.node for name in (*node.input, *node.output)} | from_inputs
     gathered, cast = [], []
     for index, node in enumerate(graph.node):
-        read = {*node.input, *captured_names(node)}
+        read = tensors_read(node)
         if rounded.isdisjoint(read) and not from_inputs.isdisjoint(read) and index in by_index:
             tensor = node.output[0]
             source = unused(f"{tensor}__moved", taken)
@@ -144,11 +150,11 @@ def list_lookups(
 
 
 def lookup_model(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.ModelProto:
-    """The part of ``model`` that gives what is looked up, from the same inputs, by ``source``."""
+    """The part of ``model`` that computes the ``source`` tensors of ``lookups`` from its inputs."""
     part = part_of(model, (lookup.tensor for lookup in lookups))
     part.ir_version = max(part.ir_version, 4)
     for node in part.graph.node:
-        node.name = ""  # ONNX Runtime refuses two of one name
+        node.name = ""  # ONNX Runtime refuses two nodes of one name
     for lookup in lookups:
         part.graph.node.append(helper.make_node("Identity", [lookup.tensor], [lookup.source]))
         part.graph.output.append(helper.make_tensor_value_info(lookup.source, FLOAT, None))
@@ -156,92 +162,85 @@ def lookup_model(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.Mode
 
 
 def after_lookups(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.ModelProto:
-    """A copy of ``model`` that reads what it would look up from further inputs; nodes bear ids."""
+    """A copy of ``model`` that takes the ``source`` tensors of ``lookups`` as further inputs."""
     new = with_unique_names(model)
     for lookup in lookups:
         node = new.graph.node[lookup.index]
-        given = helper.make_node("Identity", [lookup.source], [lookup.tensor], node.name)
-        node.CopyFrom(given)
-        value = helper.make_tensor_value_info(lookup.source, FLOAT, None)
-        new.graph.input.append(value)
+        node.CopyFrom(helper.make_node("Identity", [lookup.source], [lookup.tensor], node.name))
+        new.graph.input.append(helper.make_tensor_value_info(lookup.source, FLOAT, None))
     drop_unread(new.graph, {lookup.table for lookup in lookups} - {""})
     return new
 
 
 PRODUCTS_BROADCAST = 7
-"""The opset of the products and differences that TF32's rounding is made of."""
+"""The opset from which Mul and Sub broadcast, as the rounding to TF32 needs."""
 
 CAST_HAS_BF16 = 13
+"""The opset from which Cast takes BF16."""
+
 HAS_LAYER_NORMALIZATION = 17
+"""The opset that introduced LayerNormalization."""
 
-_RESIZE_SAYS_WHERE = 11
-
-_OTHERWISE = {"Scan": (1, 9), "Hardmax": (1, 13), "GroupNormalization": (18, 21)}
-"""Operators that ONNX's converter carries over as they are though they mean something else: the
-first opset of the old meaning, and the first of the new one."""
+_CHANGED_MEANING = {"Scan": (1, 9), "Hardmax": (1, 13), "GroupNormalization": (18, 21)}
+"""Operators that ONNX's converter wrongly copies: first opset of the old and of the new meaning."""
 
 
 def lacks_bf16(ops: set[str], opset: int) -> bool:
-    """Whether one of ``ops``, or the casts beside them, has a BF16 form in a later opset alone."""
+    """Whether ``ops`` or the casts beside them have their BF16 forms only in a later opset."""
     if not ops or opset >= HAVE_BF16:
         return False
     return opset < CAST_HAS_BF16 or not all(has_bf16(op, opset) for op in ops)
 
 
 def operators(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    """The operator types of ``nodes`` and of everything in their bodies."""
+    """The operator types of ``nodes`` and of the nodes in their bodies."""
     return {node.op_type for node in every_node(nodes)}
 
 
 def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
     """A copy of ``model`` at opset ``target``.
 
-    Where ONNX's converter writes nodes that mean something else, they are mended or refused: a
-    ``Resize`` before opset 11 took pixels' corners, and later ones say so.
-
     Raises:
         BadInputError: the converter cannot do it, or not without changing what is computed.
     """
     named, before = with_unique_names(model), opset_of(model)
     present = operators(named.graph.node)
-    for op_type, (first, changed) in _OTHERWISE.items():
+    for op_type, (first, changed) in _CHANGED_MEANING.items():
         if first <= before < changed <= target and op_type in present:
             raise BadInputError(
                 f"model: the precision needs opset {target}, and {op_type} means something else "
                 f"from opset {changed} on; export the model again with opset {target}"
             )
-    if before < _RESIZE_SAYS_WHERE <= target:
+    mends_resize = before < 11 <= target  # opset 11 gave Resize its coordinate modes
+    if mends_resize:
         _check_resizes(named.graph, target)
-    of = {node.output[0]: node for node in named.graph.node if node.output and node.output[0]}
+    makers = {node.output[0]: node for node in named.graph.node if node.output and node.output[0]}
     try:
         converted = onnx.version_converter.convert_version(named, target)
-    except Exception as error:  # the converter raises whatever its C++ adapters throw
+    except Exception as error:  # the converter's C++ adapters throw several kinds
         raise BadInputError(
             f"model: the precision needs opset {target} and opset {opset_of(model)} cannot be "
             f"converted ({one_line(error, 120)}); export the model again with opset {target}"
         ) from error
     taken = {node.name for node in converted.graph.node}
     for node in converted.graph.node:
-        source = of.get(node.output[0]) if node.output else None
+        source = makers.get(node.output[0]) if node.output else None
         if source is None:
             continue
-        if not node.name and source.name not in taken:  # the converter drops an Upsample's
+        if not node.name and source.name not in taken:  # the converter drops an Upsample's name
             node.name = source.name
-        if node.op_type == "Resize" and before < _RESIZE_SAYS_WHERE:
-            _as_before(node)
-    del converted.functions[:]  # the converter drops them, and the imports of their domains
+        if node.op_type == "Resize" and before < 11:
+            _keep_old_resize(node)
+    # The converter drops functions and the imports of their domains.
+    del converted.functions[:]
     converted.functions.extend(named.functions)
-    known = {o.domain for o in converted.opset_import}
-    converted.opset_import.extend(o for o in named.opset_import if o.domain not in known)
+    domains = {o.domain for o in converted.opset_import}
+    converted.opset_import.extend(o for o in named.opset_import if o.domain not in domains)
     return converted
 
 
 def _check_resizes(graph: onnx.GraphProto, target: int) -> None:
-    """Refuse those of opset 10 that are not mended: in bodies, and nearest ones that may shrink.
-
-    Raises:
-        BadInputError: names the node.
-    """
+    """Refuses each Resize of opset 10 that is in a body, or is a nearest one that may shrink."""
     constants = Constants(graph).of_type(TensorProto.FLOAT)
     for node in graph.node:
         inside = operators(n for _, body in subgraphs(node) for n in body.node)
@@ -257,15 +256,15 @@ def _check_resizes(graph: onnx.GraphProto, target: int) -> None:
             )
 
 
-def _as_before(node: onnx.NodeProto) -> None:
-    """Let a ``Resize`` compute what one of opset 10 does."""
-    meant = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    said = {a.name for a in node.attribute}
-    node.attribute.extend(helper.make_attribute(k, v) for k, v in meant.items() if k not in said)
+def _keep_old_resize(node: onnx.NodeProto) -> None:
+    """Gives a Resize the attributes that stand for the behaviour of opset 10."""
+    old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    present = {a.name for a in node.attribute}
+    node.attribute.extend(helper.make_attribute(k, v) for k, v in old.items() if k not in present)
 
 
 def has_bf16(op_type: str, opset: int) -> bool:
-    """False where ``op_type`` has no BF16 form in ``opset``, and one in opset 22."""
+    """False if ``op_type`` has a BF16 form in opset 22 but none in ``opset``."""
     schema, later = schema_of(op_type, opset), schema_of(op_type, HAVE_BF16)
     if schema is None or later is None:
         return True
@@ -285,11 +284,10 @@ _REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A model with what is derived from it; ``proto`` is read only from here on.
+    """A model with what is derived from it; ``proto`` must not change any more.
 
-    Of a lifted source ``stored_inputs`` are what is cast from its reduced inputs, and
-    ``stored_outputs`` the outputs, with their types, that it gives reduced. ``derived`` holds what
-    other modules remember.
+    For a lifted model, ``stored_inputs`` are the FP32 casts of its reduced inputs and
+    ``stored_outputs`` its reduced outputs with their types. ``derived`` is a memo of other modules.
     """
 
     proto: onnx.ModelProto
@@ -303,6 +301,10 @@ class Graph:
     def names(self) -> tuple[str, ...]:
         """The unique id of each node of the main graph, in the file's order."""
         return tuple(node_names(self.proto.graph.node))
+
+    def named_nodes(self) -> Iterator[tuple[onnx.NodeProto, str]]:
+        """The nodes of the main graph with their ids, in the file's order."""
+        return zip(self.proto.graph.node, self.names, strict=True)
 
     @cached_property
     def types(self) -> Scope:
@@ -321,17 +323,17 @@ class Graph:
 
     @cached_property
     def float_constants(self) -> Constants:
-        """The FP32 ones among :attr:`constants`."""
+        """The constants of type FP32."""
         return self.constants.of_type(FLOAT)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """The nodes that can run at FP16, BF16 or TF32, in the file's (topological) order."""
+        """The nodes that can run at FP16, BF16 or TF32, in the file's order."""
         found = []
-        for index, (node, name) in enumerate(zip(self.proto.graph.node, self.names, strict=True)):
+        for index, (node, name) in enumerate(self.named_nodes()):
             precisions = frozenset(p for p in _REDUCED if self.role(index, p).kind is Kind.LAYER)
             if precisions:
-                # Interned: each access to a message makes a new string.
+                # Interned, because each access to a message makes a new string.
                 outputs = tuple(
                     intern(o) for o in node.output if o and self.types.type_of(o) == FLOAT
                 )
@@ -341,12 +343,12 @@ class Graph:
 
     @cached_property
     def lookups(self) -> tuple[Lookup, ...]:
-        """The first float tensors where the inputs are integers."""
+        """The first float tensors computed from integer inputs."""
         return list_lookups(self.proto, self.layers, self.float_constants)
 
     @cached_property
     def discrete(self) -> frozenset[str]:
-        """The float inputs that are taken for integers or truth values."""
+        """The float inputs that become integers or truth values."""
         return discrete_inputs(self.proto.graph, self.types)
 
     @cached_property
@@ -361,7 +363,7 @@ class Graph:
 
     @cached_property
     def quantised(self) -> bool:
-        """Whether some node quantises or dequantises, in a body too."""
+        """Whether a node, in a body too, quantises or dequantises."""
         return not QUANTISES.isdisjoint(operators(self.proto.graph.node))
 
     @cached_property
@@ -379,7 +381,7 @@ class Graph:
         if key not in self._roles:
             node = self.proto.graph.node[index]
             if node.op_type == "Cast" and node.output[0] in self.stored_inputs:
-                precision = Precision.FP32  # it gives what was rounded already
+                precision = Precision.FP32  # its values come from a reduced input
             self._roles[key] = role_of(node, self.types, self.opset, precision)
         return self._roles[key]
 
@@ -398,11 +400,7 @@ class Graph:
         return self._raised[target]
 
     def check_plan(self, plan: PrecisionPlan) -> None:
-        """Refuse a plan of another model.
-
-        Raises:
-            BadInputError: names the first pin that is no node here.
-        """
+        """Refuses a plan of another model."""
         unknown = sorted(plan.pinned.difference(self.names))
         if unknown:
             raise BadInputError(
@@ -412,14 +410,14 @@ class Graph:
 
 
 def as_graph(model: onnx.ModelProto | Graph) -> Graph:
-    """``model`` itself where it is one already."""
+    """``model`` as a :class:`Graph`."""
     return model if isinstance(model, Graph) else Graph(model)
 
 
 def list_layers(model: onnx.ModelProto | Graph) -> list[Layer]:
-    """The layers of ``model`` in the file's order, which ONNX requires to be a topological one.
+    """The layers of ``model`` in the file's order, which is topological.
 
-    A layer is a node with an FP32 output that can run at FP16, BF16 or TF32. Nodes that the source
-    reduces already, integer nodes, custom domains, Q/DQ and ``STAYS_FP32`` are none.
+    A layer is a node with an FP32 output that can run at FP16, BF16 or TF32. Integer nodes, custom
+    domains, Q/DQ and operators that are never reduced are none.
     """
     return list(as_graph(model).layers)

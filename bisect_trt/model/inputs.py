@@ -1,4 +1,4 @@
-"""What a model says of the inputs that a caller must supply."""
+"""Checks inputs against those that a model declares, and names its dynamic axes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bisect_trt.base.display import counted
 from bisect_trt.base.errors import BadInputError
 
 _BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
-"""What exporters call the axis of a batch, which changes no number."""
+"""Names that exporters give to the batch axis."""
 
 _COUNTED = re.compile(r"^(p2o\.DynamicDimension\.|unk__)\d+$")
-"""What Paddle's and TensorFlow's exporters call axes without a name."""
+"""Names that Paddle's and TensorFlow's exporters give to unnamed axes."""
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One graph input; ``shape`` holds an int, a symbolic name or None for each axis."""
+    """One graph input; ``shape`` holds a size, a symbolic name or None for each axis."""
 
     name: str
     dtype: np.dtype[Any]
@@ -31,10 +31,10 @@ class InputSpec:
 
 
 def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
-    """The inputs a caller must supply: graph inputs without an initialiser.
+    """The graph inputs without an initialiser, which a caller must supply.
 
     Raises:
-        BadInputError: one is a sequence or an optional.
+        BadInputError: an input is a sequence or an optional.
     """
     given = {t.name for t in model.graph.initializer}
     specs = []
@@ -58,7 +58,7 @@ def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
 
 
 def dynamic_inputs(model: onnx.ModelProto) -> list[str]:
-    """The inputs whose shapes ``model`` leaves open, for an engine's profile to bound."""
+    """The inputs with dynamic shapes, which an engine's profile must bound."""
     return [
         spec.name
         for spec in input_specs(model)
@@ -67,33 +67,30 @@ def dynamic_inputs(model: onnx.ModelProto) -> list[str]:
 
 
 def dynamic_axes(specs: Sequence[InputSpec]) -> Iterator[tuple[InputSpec, int, str]]:
-    """Each axis that the model leaves open, but for batches, with what to call it."""
+    """Each dynamic axis except batch axes: the input, the axis and its name or number."""
     for spec in specs:
         for axis, size in enumerate(spec.shape or ()):
             if isinstance(size, int):
                 continue
             name = "" if size is None or _COUNTED.match(size) else size
+            # The batch size changes no number of a sample.
             if axis == 0 and len(spec.shape or ()) > 1 and (not name or _BATCH.search(name)):
                 continue
             yield spec, axis, name or str(axis)
 
 
 def length_axes(specs: Sequence[InputSpec]) -> dict[str, int]:
-    """By input, the axis that is a sequence's length, if the model leaves just one size open."""
-    found = list(dynamic_axes(specs))
-    named = {name for _, _, name in found}
-    once = len({spec.name for spec, _, _ in found}) == len(found)
-    if len(named) != 1 or not once or any(name.isdigit() for name in named):
+    """By input, the axis of the sequence length, if that is the model's only dynamic size."""
+    axes = list(dynamic_axes(specs))
+    names = {name for _, _, name in axes}
+    once_per_input = len({spec.name for spec, _, _ in axes}) == len(axes)
+    if len(names) != 1 or not once_per_input or any(name.isdigit() for name in names):
         return {}
-    return {spec.name: axis for spec, axis, _ in found}
+    return {spec.name: axis for spec, axis, _ in axes}
 
 
 def check_names(where: str, names: Sequence[str], specs: Sequence[InputSpec]) -> None:
-    """Refuse a sample of other arrays than the model takes.
-
-    Raises:
-        BadInputError: names the first that is missing, or is too many.
-    """
+    """Refuses a sample whose arrays are not exactly the model's inputs."""
     wanted = [s.name for s in specs]
     missing = [n for n in wanted if n not in names]
     extra = [n for n in names if n not in wanted]
@@ -116,14 +113,14 @@ def check_array(
     shape: tuple[int, ...],
     symbols: dict[str, int],
 ) -> None:
-    """Refuse an array that the model does not take, by its header.
+    """Refuses an array of another dtype, rank or size; ``symbols`` collects the symbolic sizes.
 
     Raises:
-        BadInputError: another dtype, rank or size.
+        BadInputError: the model does not take the array.
     """
     if dtype != spec.dtype:
         hint = "convert it with .astype()"
-        if spec.dtype.kind == "V":  # what NumPy has no type for
+        if spec.dtype.kind == "V":  # NumPy lacks this type
             hint = "NumPy's files cannot hold it: give it through --input MODULE:FUNCTION"
         if spec.dtype.hasobject:
             raise BadInputError(
@@ -168,10 +165,9 @@ def is_placeholder(dim: onnx.TensorShapeProto.Dimension) -> bool:
 
 
 def shared_placeholders(graph: onnx.GraphProto) -> dict[str, list[str]]:
-    """The names like ``?`` that several dimensions of ``graph``'s inputs bear, each with those
-    inputs. An empty name and those of outputs are no symbol to TensorRT (measured on TensorRT for
-    RTX 1.6.1.120, by building).
-    """
+    """The names like ``?`` that several input dimensions share, each with its inputs."""
+    # TensorRT takes neither an empty name nor a name of outputs for a symbol (found by building
+    # with TensorRT for RTX 1.6.1.120).
     users: dict[str, list[str]] = {}
     for value in graph.input:
         for dim in value.type.tensor_type.shape.dim:
@@ -181,9 +177,8 @@ def shared_placeholders(graph: onnx.GraphProto) -> dict[str, list[str]]:
 
 
 def name_placeholder_dims(graph: onnx.GraphProto) -> None:
-    """Give every placeholder dimension of ``graph``'s inputs and outputs the name ``tensor_axis``,
-    in place.
-    """
+    """Names every placeholder dimension of the inputs and outputs ``tensor_axis``, in place."""
+    # TensorRT takes dimensions of one name for equal sizes, even where the name is "?".
     taken = {
         d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim
     }

@@ -1,12 +1,10 @@
-"""What can be said of a model without running it."""
+"""Inspects a model without running it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from onnx import TensorProto
 
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision
@@ -21,6 +19,7 @@ from bisect_trt.model.precision_rules import (
     FLOAT,
     HAVE_BF16,
     STAYS_FP32,
+    STORAGE_TYPE,
     is_standard,
     reducible_slots,
 )
@@ -42,7 +41,10 @@ _DELICATE = {
 
 @dataclass(frozen=True)
 class Inspection:
-    """``suspects`` are delicate layers, ``kept`` float nodes that are no layers, each with why."""
+    """Facts on a model: ``suspects`` are delicate layers, ``kept`` float nodes that are no layers.
+
+    Both map a node's id to the reason.
+    """
 
     model: str
     opset: int
@@ -54,7 +56,7 @@ class Inspection:
     advice: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The content for machines."""
+        """The content as a JSON object."""
         return {
             "model": self.model,
             "opset": self.opset,
@@ -71,9 +73,10 @@ class Inspection:
 
 
 def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
-    """Layers, patterns, suspects, weights out of range, and advice, without running anything."""
+    """The layers, patterns, suspects, findings and advice for ``model`` at ``precision``."""
     source = lifted_form(model)
     graph, lifted = source.graph, source.lifted
+    # A reduced source is inspected in its own format, unless another than the default is chosen.
     if lifted is not None and precision is Precision.FP16:
         precision = lifted.precision
     layers = graph.layers_at(precision)
@@ -104,13 +107,13 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
 
 
 def _kept_nodes(graph: Graph) -> dict[str, str]:
-    """The nodes that touch floats and still are no layers, with the reason."""
+    """The nodes that give floats but are no layers, with the reason."""
     kept = {}
-    low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-    for index, (node, name) in enumerate(zip(graph.proto.graph.node, graph.names, strict=True)):
+    low = STORAGE_TYPE.values()
+    for index, (node, name) in enumerate(graph.named_nodes()):
         types = [graph.types.type_of(o) for o in node.output if o]
         if not graph.stored_inputs.isdisjoint(node.output):
-            continue  # stands behind an input of a lifted source, which has no such node
+            continue  # a cast of a reduced input, which only the lifted form has
         if not is_standard(node):
             kept[name] = f"{node.domain}.{node.op_type} is not a standard operator"
         elif any(t in low for t in types):

@@ -1,4 +1,4 @@
-"""LayerNormalization from the chains that exporters write."""
+"""Replaces LayerNorms written out in primitive operators by LayerNormalization."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.model.graph import HAS_LAYER_NORMALIZATION, Graph, raised
+from bisect_trt.model.graph import HAS_LAYER_NORMALIZATION, Graph, raised, remove_initialisers
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.tensor_types import (
     captured_names,
@@ -25,7 +25,7 @@ Constant = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class _Chain:
-    """One written-out LayerNorm: its nodes by index, what it reads and gives, and its constants."""
+    """One written-out LayerNorm: node indices, input, output, and constants."""
 
     nodes: tuple[int, ...]
     source: str
@@ -47,7 +47,7 @@ def _require(condition: bool) -> None:
 
 
 class _Finder:
-    """Matches from the square root outwards; any doubt leaves the nodes alone."""
+    """Finds exact matches from the square root outwards."""
 
     def __init__(self, graph: Graph) -> None:
         self._nodes = graph.proto.graph.node
@@ -61,7 +61,7 @@ class _Finder:
                 self._readers.setdefault(name, []).append(index)
 
     def chains(self) -> list[_Chain]:
-        """Every match, none sharing a node with another."""
+        """All matches, which share no nodes."""
         found: list[_Chain] = []
         taken = set[int]()
         for index, node in enumerate(self._nodes):
@@ -71,7 +71,7 @@ class _Finder:
                 chain = self._match(index)
             except _NoMatchError:
                 continue
-            if taken.isdisjoint(chain.nodes):
+            if taken.isdisjoint(chain.nodes):  # two chains may share the mean of one input
                 found.append(chain)
                 taken.update(chain.nodes)
         return found
@@ -95,6 +95,7 @@ class _Finder:
         axes = self._axes(first_mean, rank)
         _require(axes == self._axes(mean_of_squares, rank))
         inner = [first_mean, subtraction, square, mean_of_squares, add, root]
+        # No other node may read what the operator no longer gives.
         for index in inner:
             (name,) = self._nodes[index].output
             _require(name not in self._outputs)
@@ -105,7 +106,7 @@ class _Finder:
         multiply = self._only_reader(self._nodes[division].output[0], "Mul")
         scale = _over(self._with_constant(multiply)[1], rank, axes)
         tail, shift = [division, multiply], None
-        try:
+        try:  # the shift is optional
             plus = self._only_reader(self._nodes[multiply].output[0], "Add")
             shift = _over(self._with_constant(plus)[1], rank, axes)
             _require(shift.shape == scale.shape)
@@ -145,7 +146,7 @@ class _Finder:
         return other, array
 
     def _squared(self, index: int) -> str:
-        """What the node squares."""
+        """The tensor that the node squares."""
         first, second = self._nodes[index].input
         if self._nodes[index].op_type == "Mul":
             _require(first == second)
@@ -155,7 +156,7 @@ class _Finder:
         return str(first)
 
     def _axes(self, index: int, rank: int) -> tuple[int, ...]:
-        """The axes that a ReduceMean keeps as 1: all trailing ones, or the channels of NCHW."""
+        """The axes that a ReduceMean reduces to 1: all trailing ones, or the channels of NCHW."""
         node = self._nodes[index]
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         axes = attributes.get("axes")
@@ -163,14 +164,15 @@ class _Finder:
             axes = self._constants.get(node.input[1])
         if axes is None or attributes.get("keepdims", 1) != 1:
             raise _NoMatchError
-        counted = tuple(sorted(int(a) % rank for a in axes))
-        trailing = counted == tuple(range(rank - len(counted), rank)) and len(counted) < rank
-        _require(trailing or (counted == (1,) and rank == 4))
-        return counted
+        found = tuple(sorted(int(a) % rank for a in axes))
+        trailing = found == tuple(range(rank - len(found), rank)) and len(found) < rank
+        # Channels of NCHW are transposed to the end; the operator normalises trailing axes only.
+        _require(trailing or (found == (1,) and rank == 4))
+        return found
 
 
 def _over(array: Constant, rank: int, axes: tuple[int, ...]) -> Constant:
-    """``array`` over ``axes`` alone; no match if it varies along another, or is broadcast."""
+    """``array`` reshaped to ``axes``; no match if it varies along another axis or broadcasts."""
     _require(array.ndim <= rank)
     shape = (1,) * (rank - array.ndim) + array.shape
     _require(all((size != 1) == (axis in axes) for axis, size in enumerate(shape)))
@@ -179,18 +181,14 @@ def _over(array: Constant, rank: int, axes: tuple[int, ...]) -> Constant:
 
 @dataclass(frozen=True)
 class Fused:
-    """The new model, and the id of each LayerNormalization with the nodes it stands for."""
+    """The new model, and by id of each LayerNormalization the nodes that it replaces."""
 
     model: onnx.ModelProto
     replaced: dict[str, tuple[str, ...]]
 
 
 def fuse_layernorm(model: onnx.ModelProto) -> Fused:
-    """A copy with every exactly matching LayerNorm as one operator, at opset 17 or a later one.
-
-    Raises:
-        BadInputError: nothing matches, or the opset cannot be raised.
-    """
+    """A copy, at opset 17 or later, in which every exact match is one LayerNormalization."""
     old = opset_of(model) < HAS_LAYER_NORMALIZATION
     new = raised(model, HAS_LAYER_NORMALIZATION) if old else with_unique_names(model)
     chains = _Finder(Graph(new)).chains()
@@ -215,11 +213,9 @@ def fuse_layernorm(model: onnx.ModelProto) -> Fused:
         nodes += written.get(index, []) if index in gone else [node]
     replace_nodes(new.graph, nodes)
     del new.graph.value_info[:]
-    # The operator has copies of its own of the constants that nobody else reads.
+    # The new operator has its own copies of scale and shift.
     unread = _read(model) - _read(new) - {v.name for v in (*new.graph.input, *new.graph.output)}
-    for place in reversed(range(len(new.graph.initializer))):
-        if new.graph.initializer[place].name in unread:
-            del new.graph.initializer[place]
+    remove_initialisers(new.graph, unread)
     return Fused(new, replaced)
 
 
@@ -228,7 +224,7 @@ def _read(model: onnx.ModelProto) -> set[str]:
 
 
 def _written(model: onnx.ModelProto, chain: _Chain, name: str) -> list[onnx.NodeProto]:
-    """The operator, between two transpositions where its axes are not the last."""
+    """The new operator, between two transpositions if its axes are not the last."""
     operands = []
     for array, what in ((chain.scale, "scale"), (chain.shift, "shift")):
         if array is not None:

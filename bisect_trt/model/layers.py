@@ -1,4 +1,4 @@
-"""What nodes are to this tool: layers, kept nodes or constants, each with a stable unique id."""
+"""Nodes as layers, kept nodes or constants, each with a stable unique id."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A node with a float output that can run at reduced precision.
+    """A node with an FP32 output that can run at one of ``precisions``.
 
-    ``name`` is the unique id used in plans, tables and caches: the node's own name where it is
-    unique. ``scope`` is the part of the name before the last slash. ``outputs`` are its float
-    tensors.
+    ``name`` is its unique id in plans, tables and caches, ``op`` its operator type, ``index`` its
+    place in the graph, ``outputs`` its FP32 outputs.
     """
 
     name: str
@@ -47,16 +46,16 @@ class Layer:
 
     @property
     def scope(self) -> str:
-        """The path of modules that the name spells, '' where it spells none."""
+        """The part of the name before the last slash; '' if there is none."""
         return intern(self.name.rpartition("/")[0].strip("/"))
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one node may do at one precision: the float slots that change, and those that stay FP32.
+    """What one node may do at one precision.
 
-    ``reduced_in`` and ``reduced_out`` are slots of FP32 tensors that a reduced node reads and
-    writes reduced; ``float_in`` are all its FP32 input slots.
+    ``reduced_in`` and ``reduced_out`` are the FP32 slots that the node reads and writes reduced;
+    ``float_in`` are all its FP32 input slots.
     """
 
     kind: Kind
@@ -68,30 +67,30 @@ class Role:
 def node_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     """A unique name for each node.
 
-    The first node of several with one name keeps it; the later ones get ``_1``, ``_2``, ... A
-    node without a name is called ``Op_output``, which survives edits elsewhere in the graph.
+    The first of several nodes with one name keeps it, later ones get ``_1``, ``_2``, ...
     """
-    taken = {n.name for n in nodes if n.name}
-    seen: set[str] = set()
+    taken = {n.name for n in nodes if n.name}  # a made-up name never takes an explicit one
+    given: set[str] = set()
     numbers: dict[str, int] = {}
     names = []
     for position, node in enumerate(nodes):
         name = node.name
-        if not name or name in seen:
+        if not name or name in given:
+            # An unnamed node is named after its output, which survives edits elsewhere.
             first_output = next((o for o in node.output if o), str(position))
             stem = name or f"{node.op_type}_{first_output}"
             name, number = stem, numbers.get(stem, 0)
-            while name in taken or name in seen:
+            while name in taken or name in given:
                 number += 1
                 name = f"{stem}_{number}"
             numbers[stem] = number
-        seen.add(name)
+        given.add(name)
         names.append(name)
     return names
 
 
 def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose nodes bear their ids, without the shapes claimed for inner tensors."""
+    """A copy whose nodes are named by their ids, without value_info."""
     named = onnx.ModelProto()
     named.CopyFrom(model)
     for node, name in zip(named.graph.node, node_names(model.graph.node), strict=True):
@@ -101,9 +100,9 @@ def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_outputs(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
-    """``model``, or a copy with those of ``tensors`` that are no outputs yet as outputs."""
-    known = {output.name for output in model.graph.output}
-    new = [name for name in dict.fromkeys(tensors) if name not in known]
+    """``model``, or a copy in which ``tensors`` are outputs too."""
+    present = {output.name for output in model.graph.output}
+    new = [name for name in dict.fromkeys(tensors) if name not in present]
     if not new:
         return model
     more = onnx.ModelProto()
@@ -117,12 +116,11 @@ def _float_slots(names: Sequence[str], scope: Scope) -> tuple[int, ...]:
     return tuple(i for i, name in enumerate(names) if name and scope.type_of(name) == FLOAT)
 
 
-_role = cache(Role)
-"""Thousands of nodes have the same few roles."""
+_role = cache(Role)  # thousands of nodes share a few roles
 
 
 def role_of(node: onnx.NodeProto, scope: Scope, opset: int, precision: Precision) -> Role:
-    """What ``node`` may do at ``precision``; FP32 asks for nothing, so every node is then kept."""
+    """What ``node`` may do at ``precision``; at FP32 every node but constants is kept."""
     if node.op_type == "Constant" and is_standard(node):
         return _role(Kind.CONSTANT)
     float_in, float_out = _float_slots(node.input, scope), _float_slots(node.output, scope)
@@ -134,22 +132,24 @@ def role_of(node: onnx.NodeProto, scope: Scope, opset: int, precision: Precision
             if _feeds_unknown(node, scope):
                 return kept
             return _role(Kind.LAYER, float_in, float_out, float_in)
+        # TF32 rounds operands inside bodies; the tensors at their borders stay FP32.
         return _role(Kind.LAYER, (), (), float_in) if _multiplies_matrices(node) else kept
     if precision is Precision.TF32:
         operands = tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in)
         return _role(Kind.LAYER, operands, (), float_in) if operands else kept
     ins, outs = reducible_slots(node.op_type, opset, len(node.input), len(node.output), precision)
     if any(node.input[i] and scope.type_of(node.input[i]) == UNKNOWN for i in ins):
-        return kept  # behind a custom operator: casting only the other operands would mix types
+        return kept  # a custom operator gives this input: casting the others would mix types
     reduced_in = tuple(i for i in float_in if i in ins)
     reduced_out = tuple(i for i in float_out if i in outs)
+    # A Cast to FP32 can be reduced whatever it reads; other nodes need a reduced input.
     if not reduced_out or not (reduced_in or node.op_type == "Cast"):
         return kept
     return _role(Kind.LAYER, reduced_in, reduced_out, float_in)
 
 
 def _feeds_unknown(node: onnx.NodeProto, scope: Scope) -> bool:
-    """Whether a body takes for a float what is given from behind a custom operator, in FP32."""
+    """Whether a body declares FP32 for an input whose type outside is unknown."""
     return any(
         outer and scope.type_of(outer) == UNKNOWN and inner.type.tensor_type.elem_type == FLOAT
         for _, body in subgraphs(node)
@@ -158,7 +158,7 @@ def _feeds_unknown(node: onnx.NodeProto, scope: Scope) -> bool:
 
 
 def _multiplies_matrices(node: onnx.NodeProto) -> bool:
-    """Whether a body of ``node`` holds an operator that TF32 touches."""
+    """Whether a body of ``node`` holds an operator whose operands TF32 rounds."""
     return any(
         inner.op_type in MATRIX_INPUTS
         for _, body in subgraphs(node)

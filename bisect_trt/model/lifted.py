@@ -1,8 +1,7 @@
-"""A model that is FP16 or BF16 already, lifted to FP32 so that its own roundings can be judged.
+"""Lifts a model that is FP16 or BF16 already to FP32, so that its own roundings can be judged.
 
-ONNX Runtime's CPU provider drops the roundings between FP16 nodes. Lifted, every tensor is FP32
-and weights are as stored; the source's types come back as a plan. Graph inputs keep their type, and
-a Cast stands behind each.
+ONNX Runtime's CPU provider drops the roundings between FP16 nodes. In the lifted model every tensor
+is FP32 with the values as stored; graph inputs keep their type and are followed by a Cast.
 """
 
 from __future__ import annotations
@@ -33,17 +32,16 @@ from bisect_trt.model.tensor_types import (
 from bisect_trt.model.tensor_values import all_tensors, array_of
 
 _NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "softmax_precision"})
-"""Attributes that hold an element type."""
+"""Attributes that name an element type."""
 
 
 @dataclass(frozen=True)
 class Lifted:
-    """``model`` in FP32, and what the source was.
+    """``model`` in FP32, and facts on its source.
 
-    ``precision`` is what ``reduced`` of the source's ``nodes`` run in; ``islands`` are the ids of
-    those that it keeps in FP32, none where it reduces none. ``inputs`` stand for graph inputs of
-    that type, ``outputs`` are the graph outputs of that type. ``has_bodies`` says that a node with
-    bodies is reduced.
+    The source runs ``reduced`` of its ``nodes`` in ``precision`` and keeps ``islands`` in FP32.
+    ``inputs`` are the casts of its reduced inputs, ``outputs`` its reduced outputs.
+    ``has_bodies`` says that a node with bodies is reduced.
     """
 
     model: onnx.ModelProto
@@ -57,7 +55,7 @@ class Lifted:
 
     @property
     def sentence(self) -> str:
-        """What the reader of an answer should know."""
+        """What a user should know of the lifting."""
         name = self.precision.value.upper()
         if not self.reduced:
             return (
@@ -74,14 +72,14 @@ class Lifted:
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A model as a run takes it; ``lifted`` says what the source was where it was reduced."""
+    """A model as a run takes it; ``lifted`` is None if the source is FP32."""
 
     model: LoadedModel
     lifted: Lifted | None
 
     @property
     def graph(self) -> Graph:
-        """The model as passes take it: what is written keeps the source's inputs and outputs."""
+        """The model as a graph that remembers the types of the source's inputs and outputs."""
         if self.lifted is None:
             return Graph(self.model.proto)
         lifted = self.lifted
@@ -89,27 +87,18 @@ class SourceModel:
 
 
 def load_source(source: str | Path | onnx.ModelProto) -> SourceModel:
-    """A model, lifted to FP32 where it is reduced already.
-
-    Raises:
-        BadInputError: names the file and the tensor.
-    """
+    """Loads a model, lifted to FP32 if it is reduced already."""
     return lifted_form(load_model(source))
 
 
 def lifted_form(model: LoadedModel) -> SourceModel:
-    """As :func:`load_source`, of a model that is loaded."""
+    """``model``, lifted to FP32 if it is reduced already."""
     lifted = lift(model.proto, model.name)
     return SourceModel(model if lifted is None else replace(model, proto=lifted.model), lifted)
 
 
 def lift(model: onnx.ModelProto, where: str = "model") -> Lifted | None:
-    """``model`` lifted to FP32; None where none of its nodes gives reduced tensors.
-
-    Raises:
-        BadInputError: an operator of another domain makes reduced tensors of unknown type, or the
-            model mixes FP16 and BF16.
-    """
+    """``model`` lifted to FP32; None if no node gives reduced tensors."""
     scope = infer_types(model)
     nodes = model.graph.node
     made = [_types_made(node, index, scope) for index, node in enumerate(nodes)]
@@ -148,7 +137,7 @@ def lift(model: onnx.ModelProto, where: str = "model") -> Lifted | None:
 
 
 def _check_declared(nodes: Sequence[onnx.NodeProto], scope: Scope, kind: int, where: str) -> None:
-    """Refuse a tensor that is declared reduced though what makes it reads FP32 alone."""
+    """Refuses a tensor that is declared reduced although its node reads FP32 only."""
     for node in nodes:
         read = {scope.type_of(name) for name in node.input if name}
         free = any(a.name in _NAME_A_TYPE for a in node.attribute) or any(subgraphs(node))
@@ -163,11 +152,11 @@ def _check_declared(nodes: Sequence[onnx.NodeProto], scope: Scope, kind: int, wh
 
 
 _CHANGES_NONE = MOVES | {"Cast"}
-"""A model of which nothing else is reduced computes in FP32."""
+"""Operators that compute nothing: a model that reduces only these computes in FP32."""
 
 
 def _types_made(node: onnx.NodeProto, index: int, scope: Scope) -> frozenset[int]:
-    """The float types of what ``node`` and its bodies' nodes give; a constant computes nothing."""
+    """The float types of the outputs of ``node`` and of its bodies' nodes; none for a constant."""
     if node.op_type == "Constant":
         return frozenset()
     kinds = {scope.type_of(o) for o in node.output if o}
@@ -179,7 +168,7 @@ def _types_made(node: onnx.NodeProto, index: int, scope: Scope) -> frozenset[int
 
 
 class _Lift:
-    """Rewrites a graph in place: ``kind`` becomes FP32, but at inputs and custom operators."""
+    """Turns the type ``kind`` into FP32 in place, except at inputs and custom operators."""
 
     def __init__(self, kind: int, where: str) -> None:
         self._kind = kind
@@ -188,12 +177,12 @@ class _Lift:
         self.outputs: list[str] = []
 
     def graph(self, graph: onnx.GraphProto, scope: Scope) -> frozenset[str]:
-        """Lift the main graph; the names of what stands for its inputs.
-
-        ``outputs`` are then the graph outputs that were of the type, but for inputs.
-        """
+        """Lifts the main graph, sets ``outputs``, and returns the names of the inputs' casts."""
         self._used = tensor_names(graph)
-        self._tensors(graph)
+        for tensor in all_tensors(graph):
+            if tensor.data_type == self._kind:
+                values = np.asarray(array_of(tensor)).astype(np.float32).reshape(tensor.dims)
+                tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
         initialised = {t.name for t in graph.initializer}
         low = [
             value.name
@@ -201,18 +190,19 @@ class _Lift:
             if value.name not in initialised and value.type.tensor_type.elem_type == self._kind
         ]
         fed = {name: self._fresh(f"{name}__fp32") for name in low}
+        # An output that is an input too keeps its type.
         kept = onnx.GraphProto()
         kept.output.extend(o for o in graph.output if o.name in fed)
         low_outputs = (o for o in graph.output if o.type.tensor_type.elem_type == self._kind)
         self.outputs = [o.name for o in low_outputs if o.name not in fed]
         renamed = dict(fed)
-        for tensor in graph.initializer:  # an output needs a node that makes it
+        for tensor in graph.initializer:  # the typed writer needs a node that makes the output
             if tensor.name in self.outputs:
                 renamed[tensor.name] = tensor.name = self._fresh(f"{tensor.name}__fp32")
         self._body(graph, scope, renamed)
         passed = [o for o in graph.output if o.name in fed]
-        for value, as_it_was in zip(passed, kept.output, strict=True):
-            value.CopyFrom(as_it_was)
+        for value, original in zip(passed, kept.output, strict=True):
+            value.CopyFrom(original)
         for name in self.outputs:
             if name in renamed:
                 graph.node.append(helper.make_node("Identity", [renamed[name]], [name]))
@@ -226,16 +216,8 @@ class _Lift:
                 self._retype(value.type)
         return frozenset(fed.values())
 
-    def _tensors(self, graph: onnx.GraphProto) -> None:
-        """Constants as FP32, their values as stored."""
-        for tensor in all_tensors(graph):
-            if tensor.data_type != self._kind:
-                continue
-            values = np.asarray(array_of(tensor)).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(values.reshape(tensor.dims), tensor.name))
-
     def _body(self, graph: onnx.GraphProto, scope: Scope, fed: Mapping[str, str]) -> None:
-        """The nodes and their tensors' types; ``fed`` names what stands for a graph input."""
+        """Lifts the nodes and types of a graph or body; ``fed`` maps reduced inputs to casts."""
         nodes: list[onnx.NodeProto] = []
         for index, node in enumerate(graph.node):
             for slot, name in enumerate(node.input):
@@ -246,10 +228,10 @@ class _Lift:
             for attribute, body in subgraphs(node):
                 inner = scope.body(index, attribute)
                 shadowed = {v.name for v in body.input}
-                left = {k: v for k, v in fed.items() if k not in shadowed}
-                self._body(body, inner, left)
-                for value in body.output:  # of the graph around it
-                    value.name = left.get(value.name, value.name)
+                visible = {k: v for k, v in fed.items() if k not in shadowed}
+                self._body(body, inner, visible)
+                for value in body.output:  # a body may return a tensor of the outer graph
+                    value.name = visible.get(value.name, value.name)
                 for value in body.input:
                     self._retype(value.type)
             nodes += [node] if is_standard(node) else self._around(node, scope, fed)
@@ -261,7 +243,7 @@ class _Lift:
     def _around(
         self, node: onnx.NodeProto, scope: Scope, fed: Mapping[str, str]
     ) -> list[onnx.NodeProto]:
-        """An operator of another domain keeps the types that it was exported with."""
+        """``node``, of a custom domain, between Casts that keep the types of its export."""
         source = {lifted: name for name, lifted in fed.items()}
         before, after = [], []
         for slot, name in enumerate(node.input):

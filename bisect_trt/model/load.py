@@ -1,4 +1,4 @@
-"""Reads a model: refuses what is damaged, writes functions out, leaves large values in files."""
+"""Reads a model: refuses damaged ones, inlines functions, leaves large values in their files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, inliner
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.base.errors import BadInputError, MachineError, is_out_of_memory, one_line
-from bisect_trt.model.tensor_types import captured_names, every_node, replace_nodes, subgraphs
+from bisect_trt.model.tensor_types import every_node, replace_nodes, subgraphs, tensors_read
 from bisect_trt.model.tensor_values import (
     MAPPED_BYTES,
     PACKED,
@@ -31,9 +31,11 @@ from bisect_trt.model.tensor_values import (
 )
 
 _NUMBERED = re.compile(r"^(.*)__(\d+)$", re.DOTALL)
-"""How ONNX's inliner names the nodes that it writes: their own name and a call's number."""
+"""How ONNX's inliner names nodes: the name in the function and the number of the call."""
 
-_SPELLED_OUT = "ai.onnx"
+_LONG_DOMAIN = "ai.onnx"
+"""The other spelling of the standard operators' domain."""
+
 _COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 
 Function = tuple[str, str, str]
@@ -41,10 +43,10 @@ Function = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory, without the large values of its external files.
+    """A model in memory; large values stay in its external files.
 
-    ``path`` is None if it was given as a proto; ``side_files`` hold its external data; ``digest``
-    is the SHA-256 of all that was given; ``written_out`` says that it had functions.
+    ``digest`` is the SHA-256 of all its content, ``path`` None for a proto, ``side_files`` hold the
+    external data, ``written_out`` says that its functions were inlined.
     """
 
     proto: onnx.ModelProto
@@ -55,12 +57,12 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """What to call the model in reports."""
+        """The model's name in reports."""
         return str(self.path) if self.path is not None else self.proto.graph.name or "model"
 
 
 def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
-    """Read a model with its external data.
+    """Reads a model with its external data.
 
     Raises:
         BadInputError: names the file and the tensor.
@@ -117,27 +119,29 @@ def _parsed(path: Path) -> onnx.ModelProto:
 
 def _digest(*files: Path) -> str:
     """The SHA-256 of the files' content."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
         try:
             with file.open("rb") as stream:
                 for chunk in iter(lambda: stream.read(1 << 22), b""):
-                    found.update(chunk)
+                    digest.update(chunk)
         except OSError as error:
             raise BadInputError(f"{file}: cannot be read ({error.strerror})") from error
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _proto_digest(model: onnx.ModelProto) -> str:
     try:
         return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
-    except (ValueError, EncodeError):  # over protobuf's 2 GB: hash the weights apart
+    except (ValueError, EncodeError):  # over protobuf's 2 GB: hashes the weights one by one
         digest = hashlib.sha256()
         graph = model.graph
         for tensor in graph.initializer:
             digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
-            held = tensor.HasField("raw_data")  # one alone may be of 2 GB
-            digest.update(tensor.raw_data if held else tensor.SerializeToString(deterministic=True))
+            is_raw = tensor.HasField("raw_data")  # one tensor alone may have 2 GB
+            digest.update(
+                tensor.raw_data if is_raw else tensor.SerializeToString(deterministic=True)
+            )
         parts = (
             *(graph.sparse_initializer, graph.node, graph.input, graph.output, graph.value_info),
             *(model.functions, model.opset_import),
@@ -161,7 +165,8 @@ def _check_graph(model: onnx.ModelProto, where: str) -> None:
 
 
 def _check_names(graph: onnx.GraphProto, where: str) -> None:
-    """Protobuf hands out what is no text as bytes, or raises when it is read."""
+    """Refuses a name that is no text."""
+    # Depending on its version, protobuf returns such a field as bytes or raises.
     values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
     try:
         names: list[object] = [v.name for v in values]
@@ -176,7 +181,7 @@ def _check_names(graph: onnx.GraphProto, where: str) -> None:
 
 
 def _check_constant(tensor: TensorProto, where: str) -> None:
-    """Refuse an unknown type, a negative size, or another number of values than the shape's."""
+    """Refuses an unknown type, a negative size, or a number of values that the shape denies."""
     named = f"{where}: constant {tensor.name!r}"
     if any(d < 0 for d in tensor.dims):
         raise BadInputError(f"{named} has a negative size; export the model again")
@@ -191,20 +196,20 @@ def _check_constant(tensor: TensorProto, where: str) -> None:
     if uses_external_data(tensor) or tensor.data_type in PACKED:
         return
     if tensor.HasField("raw_data"):
-        wanted, held, unit = shape_bytes(tensor), len(tensor.raw_data), "bytes"
+        wanted, present, unit = shape_bytes(tensor), len(tensor.raw_data), "bytes"
     else:
         field = helper.tensor_dtype_to_field(tensor.data_type)
         wanted = math.prod(tensor.dims) * (2 if tensor.data_type in _COMPLEX else 1)
-        held, unit = len(getattr(tensor, field)), "values"
-    if held != wanted:
+        present, unit = len(getattr(tensor, field)), "values"
+    if present != wanted:
         raise BadInputError(
-            f"{named} holds {held} {unit}, its shape {list(tensor.dims)} needs {wanted}; the file "
-            "is damaged, export the model again"
+            f"{named} holds {present} {unit}, its shape {list(tensor.dims)} needs {wanted}; the "
+            "file is damaged, export the model again"
         )
 
 
 def _external_range(tensor: TensorProto, where: Path) -> tuple[str, int, int]:
-    """(location, first byte, one behind the last byte) of a tensor's values in another file."""
+    """The location, first byte and end of a tensor's values in another file."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     named = f"{where}: external data of {tensor.name!r}"
@@ -224,17 +229,14 @@ def _external_range(tensor: TensorProto, where: Path) -> tuple[str, int, int]:
 
 
 def _beside(path: Path, location: str) -> Path:
-    """A file of the model's weights: beside it, or beside what it is a link to."""
-    file, other = (folder / location for folder in (path.parent.resolve(), path.resolve().parent))
-    return other if other.exists() and not file.exists() else file
+    """The file ``location`` beside the model, or beside the file that the model links to."""
+    file, linked = (folder / location for folder in (path.parent.resolve(), path.resolve().parent))
+    return linked if linked.exists() and not file.exists() else file
 
 
 def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
-    """The external files, each checked to lie in the model's folder and to be long enough.
-
-    Where the model is a link, as in caches that keep files by their content, the folder that it
-    leads to is the model's too.
-    """
+    """The external files, each checked to lie in the model's folder and to be long enough."""
+    # A link's target counts too: caches that store files by content keep models as links.
     roots = {path.parent.resolve(), path.resolve().parent}
     files: dict[Path, None] = {}
     for tensor in filter(uses_external_data, all_tensors(model.graph)):
@@ -262,39 +264,35 @@ def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
 
 
 def _point_at_values(model: onnx.ModelProto, path: Path) -> None:
-    """Let every large tensor of a file say in which, in full; small ones are read."""
+    """Gives large external tensors the absolute path of their file, and reads small ones."""
     for tensor in filter(uses_external_data, all_tensors(model.graph)):
         location, begin, end = _external_range(tensor, path)
         name = os.path.realpath(_beside(path, location))  # ONNX Runtime follows no link
         put_at(tensor, Place(name, begin, end - begin, stamp=stamp_of(name)))
-        # A model's strings are text, which a file's name need not be.
+        # The model stores the path as text; a path that is no text cannot be stored.
         if end - begin < MAPPED_BYTES or not name.isprintable():
             take_in(tensor)
 
 
 def normalised(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
-    """``model``, or a copy without functions, spelled-out domains and nodes out of order.
-
-    Raises:
-        BadInputError: its functions cannot be written out.
-    """
+    """``model`` with functions inlined, the domain ai.onnx as '', and nodes in order."""
     plain = _inlined(model, where)
-    spelled = any(
-        x.domain == _SPELLED_OUT for x in (*every_node(plain.graph.node), *plain.opset_import)
+    renames = any(
+        x.domain == _LONG_DOMAIN for x in (*every_node(plain.graph.node), *plain.opset_import)
     )
-    unsorted = any(not _in_order(graph) for graph in _graphs(plain.graph))
-    if not spelled and not unsorted:
+    unsorted = not all(map(_in_order, _graphs(plain.graph)))
+    if not renames and not unsorted:
         return plain
-    if plain is model:
+    if plain is model:  # the caller's model stays unchanged
         plain = onnx.ModelProto()
         plain.CopyFrom(model)
     imports = {o.domain: o.version for o in plain.opset_import}
-    if _SPELLED_OUT in imports:
-        imports.setdefault("", imports.pop(_SPELLED_OUT))
+    if _LONG_DOMAIN in imports:
+        imports.setdefault("", imports.pop(_LONG_DOMAIN))
     del plain.opset_import[:]
     plain.opset_import.extend(helper.make_opsetid(d, version) for d, version in imports.items())
     for node in every_node(plain.graph.node):
-        if node.domain == _SPELLED_OUT:
+        if node.domain == _LONG_DOMAIN:
             node.domain = ""
     for graph in _graphs(plain.graph):
         if not _in_order(graph):
@@ -309,26 +307,25 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             yield from _graphs(body)
 
 
-def _reads(node: onnx.NodeProto) -> set[str]:
-    return {name for name in node.input if name}.union(captured_names(node))
-
-
 def _in_order(graph: onnx.GraphProto) -> bool:
-    """Whether every node stands behind those whose outputs it reads."""
+    """Whether every node comes after the nodes whose outputs it reads."""
     made_here = {name for node in graph.node for name in node.output if name}
     ready: set[str] = set()
     for node in graph.node:
-        if not ready.issuperset(_reads(node) & made_here):
+        if not ready.issuperset(made_here.intersection(tensors_read(node))):
             return False
         ready.update(node.output)
     return True
 
 
 def _sort(graph: onnx.GraphProto, where: str) -> None:
-    """Put the nodes into topological order."""
+    """Puts the nodes into topological order."""
     nodes = list(graph.node)
     maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    needs = {i: sorted(maker[n] for n in _reads(v) if n in maker) for i, v in enumerate(nodes)}
+    needs = {
+        index: sorted(maker[name] for name in tensors_read(node) if name in maker)
+        for index, node in enumerate(nodes)
+    }
     try:
         order = list(graphlib.TopologicalSorter(needs).static_order())
     except graphlib.CycleError as error:
@@ -340,35 +337,32 @@ def _sort(graph: onnx.GraphProto, where: str) -> None:
 
 
 def _inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
-    """``model`` without model-local functions: itself where it has none.
-
-    A node of a function bears the name of the call and its own, ``block.3/matmul``, calls within
-    calls likewise: layer ids depend on it, and ONNX's inliner gives numbers instead.
-    """
+    """``model`` without model-local functions, whose nodes are named ``call/node``."""
     if not model.functions:
         return model
     model = _named_inside(model)
     try:
         plain = inliner.inline_local_functions(model)
-    except Exception as error:  # the C++ library raises what it likes for functions it refuses
+    except Exception as error:  # the C++ library raises several kinds
         raise BadInputError(
             f"{where}: its model-local functions cannot be written out ({one_line(error, 160)}), "
             "and layers inside them could not be reduced; export the model without functions"
         ) from error
-    own = {node.name for node in every_node(model.graph.node)}
-    # Functions of another opset than the model's are left, and their calls have no numbers.
-    left = _bodies(plain)
-    bodies = {key: body for key, body in _bodies(model).items() if key not in left}
+    # The inliner appends the number of the call; the call's name in its place makes layer ids
+    # that survive edits. Functions of another opset are not inlined and have no numbers.
+    outer_names = {node.name for node in every_node(model.graph.node)}
+    remaining = _bodies(plain)
+    bodies = {key: body for key, body in _bodies(model).items() if key not in remaining}
     calls = list(_calls(model.graph.node, bodies, "", 0))
     for node in every_node(plain.graph.node):
-        found = _NUMBERED.match(node.name)
-        if found and node.name not in own and 0 < int(found.group(2)) <= len(calls):
-            node.name = f"{calls[int(found.group(2)) - 1]}/{found.group(1)}"
+        match = _NUMBERED.match(node.name)
+        if match and node.name not in outer_names and 0 < int(match[2]) <= len(calls):
+            node.name = f"{calls[int(match[2]) - 1]}/{match[1]}"
     return plain
 
 
 def _named_inside(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with a name for every node of its functions: the inliner numbers names alone."""
+    """A copy in which every node of a function has a name, which the inliner needs to number it."""
     named = onnx.ModelProto()
     named.CopyFrom(model)
     for function in named.functions:
@@ -388,9 +382,9 @@ def _calls(
     scope: str,
     depth: int,
 ) -> Iterator[str]:
-    """The calls' names in the order in which the inliner numbers them."""
+    """The names of function calls in the order in which the inliner numbers them."""
     if depth > len(bodies):
-        return  # a function that calls itself: the inliner has refused it
+        return  # a function that calls itself, which the inliner refuses
     for node in nodes:
         body = bodies.get((node.domain, node.op_type, node.overload))
         if body is None:

@@ -1,4 +1,4 @@
-"""Which outputs are decided, reached and judged."""
+"""Finds outputs that are decisions, unreached nodes, and the tensors to judge a model at."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from bisect_trt.base.display import some_of
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.model.graph import FLOATS, Graph
 from bisect_trt.model.layers import node_names
-from bisect_trt.model.precision_rules import FLOAT, STORAGE_TYPE, is_standard, schema_of
-from bisect_trt.model.tensor_types import UNKNOWN, captured_names, opset_of, part_of
-
-_OF_SHAPES = frozenset({"Shape", "Size"})
-"""Operators that read no value."""
+from bisect_trt.model.precision_rules import (
+    FLOAT,
+    STORAGE_TYPE,
+    TYPE_AGNOSTIC,
+    is_standard,
+    schema_of,
+)
+from bisect_trt.model.tensor_types import UNKNOWN, opset_of, part_of, tensors_read
 
 
 def decided_outputs(graph: Graph, layers: Collection[str]) -> frozenset[str]:
-    """The outputs that are integers or truth values, which some of ``layers`` may change."""
+    """The outputs of integers or truth values that depend on one of ``layers``."""
     made_by = {
         tensor: place
         for place, node in enumerate(graph.proto.graph.node)
@@ -41,7 +44,7 @@ _KEEP_ORDER = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "U
 
 @dataclass(frozen=True)
 class Decision:
-    """An output: the place of the largest (or smallest) value of ``tensor`` along ``axis``."""
+    """An output that is the index of the largest or smallest value of ``tensor`` along ``axis``."""
 
     tensor: str
     axis: int
@@ -49,12 +52,12 @@ class Decision:
 
 
 def list_decisions(model: onnx.ModelProto) -> dict[str, Decision]:
-    """The outputs of ``model`` that an ArgMax or ArgMin makes, by name."""
+    """The outputs of ``model`` that an ArgMax or ArgMin computes, by name."""
     makers = {name: node for node in model.graph.node for name in node.output if name}
     found = {}
     for output in model.graph.output:
         node = makers.get(output.name)
-        for _ in model.graph.node:  # no more often: a file may hold a circle
+        for _ in model.graph.node:  # bounded, because a damaged file may hold a cycle
             if node is None or node.op_type not in _KEEP_ORDER:
                 break
             node = makers.get(node.input[0])
@@ -65,48 +68,43 @@ def list_decisions(model: onnx.ModelProto) -> dict[str, Decision]:
 
 
 def _comes_from(graph: Graph, output: str, made_by: dict[str, int], layers: frozenset[str]) -> bool:
-    left, seen = [output], set[str]()
-    while left:
-        name = left.pop()
+    """Whether the values of ``output`` depend on one of ``layers``."""
+    waiting, visited = [output], set[str]()
+    while waiting:
+        name = waiting.pop()
         place = made_by.get(name)
-        if name in seen or place is None:
+        if name in visited or place is None:
             continue
-        seen.add(name)
+        visited.add(name)
         if graph.names[place] in layers:
             return True
         node = graph.proto.graph.node[place]
-        if node.op_type not in _OF_SHAPES:
-            left += [*node.input, *captured_names(node)]
+        if node.op_type not in TYPE_AGNOSTIC:
+            waiting += tensors_read(node)
     return False
 
 
 def unreached(graph: Graph) -> frozenset[str]:
-    """The names of those nodes of ``graph``."""
+    """The ids of the nodes that no output depends on."""
     live, found = set(graph.outputs), set[str]()
     for node, name in zip(reversed(graph.proto.graph.node), reversed(graph.names), strict=True):
         if live.isdisjoint(node.output):
             found.add(name)
         else:
-            live.update(i for i in (*node.input, *captured_names(node)) if i)
+            live.update(tensors_read(node))
     return frozenset(found)
 
 
 _KNOWN_DOMAINS = frozenset({"ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
-"""Those that ONNX Runtime's CPU provider has kernels of."""
-
-_SELECTS_ROWS = frozenset({"NonMaxSuppression"})
-_SHOWN = 4
+"""Custom domains for which ONNX Runtime's CPU provider has kernels."""
 
 
 def names_of(texts: Iterable[str], model: onnx.ModelProto) -> list[str]:
-    """The tensors that ``--outputs`` names: several to a text, with commas between.
-
-    Raises:
-        BadInputError: the model has no such tensor.
-    """
+    """The tensors that the values of ``--outputs`` name, separated by commas."""
     made = {name for node in model.graph.node for name in node.output if name}
     found: list[str] = []
     for text in texts:
+        # A tensor's name may itself hold commas.
         for name in [text] if text in made else filter(None, text.split(",")):
             if name.strip() not in made:
                 raise BadInputError(
@@ -120,31 +118,31 @@ def names_of(texts: Iterable[str], model: onnx.ModelProto) -> list[str]:
 def tail_outputs(model: onnx.ModelProto, *, of_rows: bool) -> tuple[list[str], list[str]]:
     """The tensors to judge in place of outputs that cannot be compared, and the nodes at fault.
 
-    Both are empty where a model is judged as a whole.
+    Such nodes are plugins, and with ``of_rows`` NonMaxSuppression. Both lists are empty if a model
+    is judged as a whole.
     """
     opset, nodes, names = opset_of(model), model.graph.node, node_names(model.graph.node)
-    behind: set[str] = set()
+    behind: set[str] = set()  # tensors that depend on a node at fault
     first: list[int] = []
     for index, node in enumerate(nodes):
-        reads = {*node.input, *captured_names(node)}
-        unknown = _is_unknown(node, opset)
-        if unknown or (of_rows and node.op_type in _SELECTS_ROWS and is_standard(node)):
-            if behind.isdisjoint(reads):
-                first.append(index)
-            behind.update(o for o in node.output if o)
-        elif not behind.isdisjoint(reads):
+        follows = not behind.isdisjoint(tensors_read(node))
+        selects_rows = of_rows and node.op_type == "NonMaxSuppression" and is_standard(node)
+        at_fault = selects_rows or _is_unknown(node, opset)
+        if at_fault and not follows:
+            first.append(index)
+        if at_fault or follows:
             behind.update(o for o in node.output if o)
     if not first or behind.isdisjoint(o.name for o in model.graph.output):
         return [], []
     graph = Graph(model)
     made = {o for node in nodes for o in node.output if o} - behind
-    # A plugin of a lifted source reads casts, whose inputs are what is judged.
+    # In a lifted model a plugin reads Casts to its own type: their FP32 inputs are judged.
     casts = {
         node.output[0]: node.input[0]
         for node in nodes
         if node.op_type == "Cast" and graph.types.type_of(node.output[0]) in STORAGE_TYPE.values()
     }
-    # Floats alone: what an NMS is told beside them are limits and counts.
+    # Only floats are judged: the other inputs of an NMS are limits and counts.
     wanted = [
         name
         for index in first
@@ -153,6 +151,7 @@ def tail_outputs(model: onnx.ModelProto, *, of_rows: bool) -> tuple[list[str], l
         and name not in graph.constants
         and graph.types.type_of(name) in (FLOAT, UNKNOWN)
     ]
+    # Outputs that do not depend on a node at fault are judged as they are.
     kept = [o.name for o in model.graph.output if o.name not in behind]
     return list(dict.fromkeys([*kept, *wanted])), [names[index] for index in first]
 
@@ -164,11 +163,7 @@ def _is_unknown(node: onnx.NodeProto, opset: int) -> bool:
 
 
 def judged_part(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
-    """A copy of what ``model`` computes ``outputs`` with; its inputs stay.
-
-    Raises:
-        BadInputError: of an output no type is known.
-    """
+    """The part of ``model`` that computes ``outputs``, with all inputs of the model."""
     graph, part = Graph(model), part_of(model, outputs)
     part.metadata_props.extend(model.metadata_props)
     declared = {o.name: o for o in model.graph.output}
@@ -185,12 +180,12 @@ def judged_part(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelPro
 
 
 def words(outputs: Sequence[str], nodes: Sequence[str]) -> str:
-    """What is said of a model that is judged in part."""
-    judged = some_of([repr(name) for name in outputs], _SHOWN)
+    """The sentence for users on a model that is judged in part."""
+    judged = some_of([repr(name) for name in outputs])
     if not nodes:
         return f"judged at {judged} (--outputs); what follows stays in FP32 in the model to ship"
     return (
-        f"judged at {judged}, before {some_of(list(nodes), _SHOWN)}, whose results cannot be "
-        "compared one by one; these stay in FP32 in the model to ship (--outputs judges elsewhere, "
+        f"judged at {judged}, before {some_of(list(nodes))}, whose results cannot be compared one "
+        "by one; these stay in FP32 in the model to ship (--outputs judges elsewhere, "
         "--requirement 'box_match(boxes,scores)>=0.99' the detections)"
     )

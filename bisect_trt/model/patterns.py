@@ -1,4 +1,4 @@
-"""Patterns of layers, equal layers, and the modules that exporters name."""
+"""Finds known patterns of layers, nodes that are connected alike, and where nodes come from."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from bisect_trt.model.graph import Graph, as_graph
 
 @dataclass(frozen=True)
 class Pattern:
-    """``kind`` names the idea ("LayerNorm"), ``layers`` the ids of its nodes in network order,
-    ``decomposed`` how it is written.
+    """A known group of nodes: its ``kind`` ("LayerNorm") and the ids of its nodes in file order.
+
+    ``decomposed`` says that it is written out in primitive operators.
     """
 
     kind: str
@@ -34,10 +35,9 @@ _SINGLE = {
 
 
 def find_patterns(model: onnx.ModelProto | Graph) -> list[Pattern]:
-    """The normalisations, softmaxes and GELUs of ``model``'s main graph, in network order."""
+    """The normalisations, softmaxes and GELUs of the main graph, in the file's order."""
     source = as_graph(model)
-    nodes = source.proto.graph.node
-    ids = {o: n for node, n in zip(nodes, source.names, strict=True) for o in node.output}
+    ids = {o: n for node, n in source.named_nodes() for o in node.output}
     order = {name: position for position, name in enumerate(dict.fromkeys(ids.values()))}
     graph = gs.import_onnx(_light(source.proto))
     found = []
@@ -58,7 +58,7 @@ def find_patterns(model: onnx.ModelProto | Graph) -> list[Pattern]:
 
 
 def _light(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph without its weights: patterns are about wiring."""
+    """A copy of the graph without its weights."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     light.graph.name = model.graph.name
     light.graph.input.extend(model.graph.input)
@@ -68,7 +68,7 @@ def _light(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _producer(node: gs.Node, *ops: str) -> gs.Node | None:
-    """The node that feeds ``node`` and is one of ``ops``."""
+    """The first producer of an input of ``node`` whose operator is one of ``ops``."""
     for tensor in node.inputs:
         for producer in tensor.inputs:
             if producer.op in ops:
@@ -77,7 +77,7 @@ def _producer(node: gs.Node, *ops: str) -> gs.Node | None:
 
 
 def _consumer(node: gs.Node, *ops: str) -> gs.Node | None:
-    """The node that reads ``node``'s first output and is one of ``ops``."""
+    """The first reader of ``node``'s first output whose operator is one of ``ops``."""
     for consumer in node.outputs[0].outputs:
         if consumer.op in ops:
             return consumer
@@ -85,9 +85,8 @@ def _consumer(node: gs.Node, *ops: str) -> gs.Node | None:
 
 
 def _normalisation(sqrt: gs.Node) -> list[gs.Node]:
-    """From the square root outwards: mean, (Sub), square, mean, add epsilon, root, divide, scale
-    and shift.
-    """
+    """The nodes around the square root ``sqrt`` if they are a normalisation, else none."""
+    # Inwards: add epsilon, mean, square. Outwards: divide, and perhaps scale and shift.
     add = _producer(sqrt, "Add")
     mean = _producer(add, "ReduceMean") if add is not None else None
     square = _producer(mean, "Pow", "Mul") if mean is not None else None
@@ -104,34 +103,31 @@ def _normalisation(sqrt: gs.Node) -> list[gs.Node]:
     scale = _consumer(divide, "Mul")
     if scale is not None:
         members.append(scale)
-        shift = _consumer(scale, "Add")
-        if shift is not None and centre is not None and not _reads_layer(shift, scale):
+        shift = _consumer(scale, "Add")  # but no residual Add, which reads a computed tensor
+        if shift is not None and centre is not None and not _reads_other(shift, scale):
             members.append(shift)
     return members
 
 
 def _kind_of(members: list[gs.Node]) -> str:
-    """Which normalisation ``members`` are: an RMSNorm where no mean is subtracted, and between two
-    reshapes one of groups of channels.
-    """
+    """Which normalisation ``members`` are."""
     centre = next((m for m in members if m.op == "Sub"), None)
     if centre is None:
-        return "RMSNorm"
+        return "RMSNorm"  # it subtracts no mean
+    # A GroupNorm has a Reshape before and after, which splits the channels into groups.
     divide = next((m for m in members if m.op == "Div"), None)
     grouped = _producer(centre, "Reshape") is not None
     back = divide is not None and _consumer(divide, "Reshape") is not None
     return "GroupNorm" if grouped and back else "LayerNorm"
 
 
-def _reads_layer(node: gs.Node, known: gs.Node) -> bool:
-    """True if ``node`` reads another computed tensor than ``known``'s: a residual addition, not the
-    shift.
-    """
+def _reads_other(node: gs.Node, known: gs.Node) -> bool:
+    """Whether ``node`` reads a computed tensor that is not ``known``'s, as a residual Add does."""
     return any(producer is not known for tensor in node.inputs for producer in tensor.inputs)
 
 
 def _gelu(erf: gs.Node) -> list[gs.Node]:
-    """x * 0.5 * (1 + erf(x / sqrt(2))), in either order of the products."""
+    """The nodes around ``erf`` if they are x * 0.5 * (1 + erf(x / sqrt(2))), else none."""
     divide, add = _producer(erf, "Div", "Mul"), _consumer(erf, "Add")
     product = _consumer(add, "Mul") if add is not None else None
     if divide is None or add is None or product is None:
@@ -148,10 +144,10 @@ _INSTALLED = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[.\
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a node comes from: blank, or line 0, where the exporter did not say.
+    """Where a node comes from in the source code; fields that the exporter left out are empty.
 
-    ``file``, ``line`` and ``code`` are of the innermost call in code that is not installed;
-    ``module`` is the path of the module in the model.
+    ``file``, ``line`` and ``code`` are the innermost call outside installed packages; ``module`` is
+    the module's path in the model.
     """
 
     file: str = ""
@@ -169,21 +165,21 @@ def list_origins(model: onnx.ModelProto | Graph) -> dict[str, Origin]:
 
 
 def origin_of(node: onnx.NodeProto) -> Origin:
-    """What ``node`` says of where it comes from; what cannot be read counts as not said."""
+    """The origin that the metadata or the name of ``node`` gives."""
     try:
-        said, documented = {p.key: p.value for p in node.metadata_props}, node.doc_string
-    except UnicodeDecodeError:  # damaged, but nothing that is computed depends on it
-        said, documented = {}, ""
-    file, line, code = _users_frame(_frames(said.get(f"{_PREFIX}stack_trace", "")))
+        metadata, documented = {p.key: p.value for p in node.metadata_props}, node.doc_string
+    except UnicodeDecodeError:  # damaged, but no computation depends on it
+        metadata, documented = {}, ""
+    file, line, code = _users_frame(_frames(metadata.get(f"{_PREFIX}stack_trace", "")))
     if not file:
         file, line, code = _users_frame(_short_frames(documented))
-    scopes = _texts(said.get(f"{_PREFIX}name_scopes", ""))
-    classes = _texts(said.get(f"{_PREFIX}class_hierarchy", ""))
-    if not scopes and "namespace" in said:
-        parts = [part.partition(": ") for part in said["namespace"].split("/")]
+    scopes = _texts(metadata.get(f"{_PREFIX}name_scopes", ""))
+    classes = _texts(metadata.get(f"{_PREFIX}class_hierarchy", ""))
+    if not scopes and "namespace" in metadata:
+        parts = [part.partition(": ") for part in metadata["namespace"].split("/")]
         scopes, classes = [p[0] for p in parts], [p[2] for p in parts]
     if scopes:
-        # The last scope is the operator itself, the one before it the module that calls it.
+        # The last scope is the operator, the one before it the module that calls it.
         module, kinds = "".join(scopes[-2:-1]), classes[-2:-1]
         return Origin(file, line, code, module, "".join(kinds).rpartition(".")[2])
     # TorchScript's names are paths: /blocks.0/attn/qkv/MatMul.
@@ -195,13 +191,13 @@ _Frame = tuple[str, int, str]
 
 
 def _users_frame(frames: list[_Frame]) -> _Frame:
-    """The innermost of ``frames`` (outermost first) that is no installed library's, if any."""
+    """The last of ``frames`` (outermost first) outside installed packages."""
     own = [frame for frame in frames if not _INSTALLED.search(frame[0])]
     return own[-1] if own else ("", 0, "")
 
 
 def _frames(trace: str) -> list[_Frame]:
-    """Python's form, outermost first, each line followed by its code."""
+    """The frames of a trace in Python's form: outermost first, each with a line of code."""
     lines = trace.splitlines()
     found = []
     for number, text in enumerate(lines):
@@ -215,13 +211,13 @@ def _frames(trace: str) -> list[_Frame]:
 
 
 def _short_frames(trace: str) -> list[_Frame]:
-    """TorchScript's form, ``path(line): function``, innermost first."""
+    """The frames, outermost first, of a trace in TorchScript's form: ``path(line): function``."""
     found = [_SHORT_FRAME.match(text) for text in trace.splitlines()]
     return [(f["file"], int(f["line"]), "") for f in reversed(found) if f is not None]
 
 
 def _texts(literal: str) -> list[str]:
-    """A list of texts written as Python writes it; empty where it is none."""
+    """A list of texts parsed from a Python literal; empty if it is no such list."""
     try:
         found = ast.literal_eval(literal)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -235,55 +231,56 @@ Neighbours = Mapping[str, Sequence[str]]
 def nodes_alike(graph: Graph, names: Collection[str]) -> tuple[str, ...]:
     """The nodes that are connected to each other as ``names`` are, in the file's order.
 
-    A node is like one of ``names`` if its operator is the same, and for each neighbour that the one
-    has among ``names`` it has a neighbour that is like that. What fails this is struck off until
-    nothing more does (arc consistency: Mackworth, Artificial Intelligence 8, 1977).
+    A node is like one of ``names`` if it has the same operator and, for each neighbour of that one
+    among ``names``, a neighbour like it.
     """
-    operators = {
-        n: node.op_type for n, node in zip(graph.names, graph.proto.graph.node, strict=True)
+    # Candidates that fail this are removed until none does (arc consistency: Mackworth,
+    # Artificial Intelligence 8, 1977).
+    operators = {name: node.op_type for node, name in graph.named_nodes()}
+    producers, readers = _neighbours(graph)
+    candidates = {
+        name: {n for n, op in operators.items() if op == operators[name]} for name in names
     }
-    before, after = _neighbours(graph)
-    like = {one: {n for n, op in operators.items() if op == operators[one]} for one in names}
     sides = [
-        (side, {one: [n for n in side[one] if n in names] for one in names})
-        for side in (before, after)
+        (side, {name: [n for n in side[name] if n in names] for name in names})
+        for side in (producers, readers)
     ]
     changed = True
     while changed:
         changed = False
-        for one, places in like.items():
+        for name, like in candidates.items():
             kept = {
                 n
-                for n in places
-                if all(_has(side[n], inside[one], like, operators) for side, inside in sides)
+                for n in like
+                if all(_has(side[n], wanted[name], candidates, operators) for side, wanted in sides)
             }
-            changed = changed or kept != places
-            like[one] = kept
-    found = set[str]().union(*like.values())
+            changed = changed or kept != like
+            candidates[name] = kept
+    found = set[str]().union(*candidates.values())
     return tuple(n for n in graph.names if n in found)
 
 
 def _has(
     neighbours: Sequence[str],
     wanted: Sequence[str],
-    like: Mapping[str, Collection[str]],
+    candidates: Mapping[str, Collection[str]],
     operators: Mapping[str, str],
 ) -> bool:
-    """Whether there are as many neighbours like those ``wanted`` of each operator."""
+    """Whether ``neighbours`` has for each operator as many candidates as ``wanted`` has nodes."""
     for operator, count in Counter(operators[w] for w in wanted).items():
-        fitting = set[str]().union(*(like[w] for w in wanted if operators[w] == operator))
+        fitting = set[str]().union(*(candidates[w] for w in wanted if operators[w] == operator))
         if sum(n in fitting for n in neighbours) < count:
             return False
     return True
 
 
 def _neighbours(graph: Graph) -> tuple[Neighbours, Neighbours]:
-    """The nodes that give each node its inputs, and those that read its outputs."""
-    nodes = list(zip(graph.names, graph.proto.graph.node, strict=True))
-    source = {tensor: name for name, node in nodes for tensor in node.output if tensor}
-    before = {name: [source[t] for t in node.input if t in source] for name, node in nodes}
-    after: dict[str, list[str]] = {name: [] for name, _ in nodes}
-    for name, givers in before.items():
-        for giver in dict.fromkeys(givers):
-            after[giver].append(name)
-    return before, after
+    """The producers of each node's inputs, and the readers of its outputs."""
+    nodes = list(graph.named_nodes())
+    maker = {tensor: name for node, name in nodes for tensor in node.output if tensor}
+    producers = {name: [maker[t] for t in node.input if t in maker] for node, name in nodes}
+    readers: dict[str, list[str]] = {name: [] for _, name in nodes}
+    for name, sources in producers.items():
+        for source in dict.fromkeys(sources):
+            readers[source].append(name)
+    return producers, readers

@@ -1,7 +1,6 @@
-"""Which parts of a node may run at reduced precision: the one place where that is decided.
+"""Operator schemas and tables say which parts of a node may run at reduced precision.
 
-ONNX's operator schemas say which inputs and outputs share a type variable, and whether it admits
-float16 or bfloat16. The tables below hold what schemas cannot say.
+A schema says whether a type variable admits float16 or bfloat16; the tables hold the exceptions.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ STORAGE_TYPE = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto
 _TYPE_NAME = {Precision.FP16: "tensor(float16)", Precision.BF16: "tensor(bfloat16)"}
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-"""One layer each: a plan lowers or pins them together with their bodies."""
+"""One layer each, which is reduced or pinned together with its bodies."""
 
 MATRIX_INPUTS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm"), (0, 1)),
     **dict.fromkeys(("LSTM", "GRU", "RNN", "Attention"), (0, 1, 2)),
     "Einsum": tuple(range(8)),
 }
-"""The operands that a TF32 engine rounds to 10 mantissa bits; everything else in it stays FP32."""
+"""The operands that TF32 rounds to 10 mantissa bits; everything else stays FP32."""
 
 RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
     | {"Multinomial", "Bernoulli"}
 )
-"""Operators that draw numbers anew at every run."""
+"""Operators that generate random numbers at every run."""
 
 STAYS_FP32: dict[str, str] = {
     "TopK": "ranks values: rounding makes ties and changes the indices",
@@ -67,10 +66,10 @@ QUANTISES = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
     | {"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 )
-"""Operators whose results go in steps."""
+"""Operators that quantise, dequantise or compute with quantised values."""
 
 HAVE_BF16 = 22
-"""The opset in which networks' operators have a BF16 form: models are raised to it at most."""
+"""The opset in which every common operator has a BF16 form; no model is raised further."""
 
 FIXED_SLOTS: dict[str, tuple[int, ...]] = {
     "Resize": (1, 2),  # roi and scales: they become the output's shape
@@ -82,21 +81,21 @@ FIXED_SLOTS: dict[str, tuple[int, ...]] = {
 FIXED_OUTPUTS: dict[str, tuple[int, ...]] = {
     "LayerNormalization": (1, 2),  # mean and deviation have the type that stash_type names
 }
-"""Output slots that keep their type, likewise."""
+"""Output slots that keep their type although the schema would allow a reduced one."""
 
 MOVES = frozenset(
     {"Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"}
     | {"Identity", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile"}
     | {"Transpose", "Unsqueeze"}
 )
-"""Operators that give nothing but values which they read: rounded where those are."""
+"""Operators that only move values: their outputs are rounded if their inputs are."""
 
 TYPE_AGNOSTIC = frozenset({"Shape", "Size"})
-"""They read no values, so they take whatever type the tensor has: no cast is needed for them."""
+"""Operators that read a shape and no values, so that they take any type without a cast."""
 
 
 def is_standard(node: onnx.NodeProto) -> bool:
-    """True for the operators of the ONNX standard; custom domains are kept in FP32."""
+    """True for operators of the ONNX standard; custom domains stay in FP32."""
     return node.domain in ("", "ai.onnx")
 
 
@@ -112,7 +111,7 @@ def schema_of(op_type: str, opset: int) -> defs.OpSchema | None:
 def formals(
     parameters: list[defs.OpSchema.FormalParameter], count: int
 ) -> Iterator[tuple[int, defs.OpSchema.FormalParameter]]:
-    """The formal parameter of each actual slot; the last, variadic one covers the rest."""
+    """Pairs each actual slot with its formal parameter; a variadic one covers the rest."""
     for slot in range(count):
         if slot < len(parameters):
             yield slot, parameters[slot]
@@ -124,16 +123,14 @@ def formals(
 def reducible_slots(
     op_type: str, opset: int, inputs: int, outputs: int, precision: Precision
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The input and output slots of an operator whose schema admits ``precision`` (FP16 or BF16).
-
-    Control flow is not answered here: its bodies decide. Opset 13 gave bfloat16 to most operators,
-    opset 22 to the convolutions and pools; an older model is judged by that schema, because
-    ``to_typed`` raises the opset to it. What got it later stays in FP32.
-    """
+    """The input and output slots whose type in the schema admits ``precision`` (FP16 or BF16)."""
+    # Control flow has no slots here: its bodies decide.
     if op_type in STAYS_FP32 or op_type in CONTROL_FLOW:
         return frozenset(), frozenset()
+    # BF16 came to most operators with opset 13, to convolutions and pools with 22. An older model
+    # is judged by opset 22, because the typed writer raises it.
     schema = schema_of(op_type, max(opset, HAVE_BF16) if precision is Precision.BF16 else opset)
-    if schema is None or schema.deprecated:
+    if schema is None or schema.deprecated:  # such as Upsample, which is judged by its own opset
         schema = schema_of(op_type, opset)
     if schema is None:
         return frozenset(), frozenset()

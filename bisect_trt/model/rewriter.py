@@ -1,7 +1,7 @@
-"""What the typed and the emulated model share: node by node, body by body, one decision a node.
+"""The base class of the writers of typed and emulated models.
 
-A subclass says what reducing a node means: another type, or explicit roundings. The rewriter owns
-fresh names, scopes, constants, and that a tensor is converted once for each precision.
+It walks nodes and bodies, and owns fresh names, scopes, constants, and the rule that a tensor is
+converted once for each precision. A subclass says what reducing a node means.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from bisect_trt.model.tensor_values import Constants, rounded_tensor
 class Frame:
     """One graph being written, and the versions of its tensors.
 
-    ``state`` says at which precision a tensor already is; absent means FP32. ``versions`` maps
-    (tensor, precision) to the name under which that version can be read.
+    ``state`` holds the precision of each tensor that is not FP32, ``versions`` the name of each
+    converted (tensor, precision), ``converted`` the constants that have versions.
     """
 
     scope: Scope
@@ -53,7 +53,7 @@ Chooser = Callable[[str], Precision]
 
 
 class Rewriter(ABC):
-    """Writes a new model under a plan; the source model is read only."""
+    """Writes a new model under a plan; the source model stays unchanged."""
 
     def __init__(self, graph: Graph, plan: PrecisionPlan) -> None:
         self.source = graph
@@ -63,27 +63,28 @@ class Rewriter(ABC):
 
     @abstractmethod
     def chosen(self, precision: Precision) -> Precision:
-        """What a layer planned at ``precision`` runs in: types, for one, cannot express TF32."""
+        """The precision of a layer planned at ``precision``; types cannot express TF32."""
 
     @abstractmethod
     def convert(self, frame: Frame, name: str, precision: Precision) -> str:
-        """Add the nodes that make another version of a tensor."""
+        """Adds the nodes that convert a tensor to ``precision``, and returns the new name."""
 
     @abstractmethod
     def stored_as(self, precision: Precision) -> int:
-        """ONNX's type of a constant that is rounded to ``precision``."""
+        """The element type of a constant that is rounded to ``precision``."""
 
     @abstractmethod
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
-        """Append the reduced ``node`` to ``frame``."""
+        """Appends the reduced ``node`` to ``frame``."""
 
     @abstractmethod
     def enter_body(self, frame: Frame, precision: Precision) -> None:
-        """Adapt the float inputs of a reduced body."""
+        """Adapts the float inputs of a reduced body."""
 
     def rewrite(self) -> onnx.ModelProto:
-        """The new model: names unique, stale shapes dropped, placeholder dimensions named."""
+        """The new model, with unique names, named dimensions, and no value_info."""
         source = self.source.proto
+        # Before version 4 of the format, every initialiser had to be an input too.
         target = onnx.ModelProto(ir_version=max(source.ir_version, 4))
         for name in ("producer_name", "producer_version", "domain", "doc_string"):
             setattr(target, name, getattr(source, name))
@@ -104,28 +105,29 @@ class Rewriter(ABC):
         return target
 
     def claim_names(self) -> None:
-        """Let :meth:`fresh` avoid every name of the model."""
+        """Makes :meth:`fresh` avoid every name of the model."""
         self._collect_names(self.source.proto.graph)
 
     def share_names(self, other: Rewriter) -> None:
-        """Take fresh names from the same pool as ``other``, which writes into the same model."""
+        """Takes fresh names from the pool of ``other``, which writes into the same model."""
         self._used, self._numbers = other._used, other._numbers
 
     def rewrite_node(self, index: int, node: onnx.NodeProto, name: str, frame: Frame) -> None:
-        """Append what one node becomes to ``frame``."""
+        """Appends one node, rewritten under the plan, to ``frame``."""
         self._node(index, node, name, frame, self.plan.precision_of)
 
     def read(self, frame: Frame, name: str, precision: Precision) -> str:
-        """The name under which the FP32 source tensor ``name`` can be read at ``precision``."""
+        """The name of the source tensor ``name`` at ``precision``, which is converted if needed."""
+        # The owner converts its tensors, so that several bodies share one version.
         owner = frame.owner(name)
-        known = owner.versions.get((name, precision))
-        if known is not None:
-            return known
+        existing = owner.versions.get((name, precision))
+        if existing is not None:
+            return existing
         if owner.state.get(name, Precision.FP32) is precision:
             return name
         if name in owner.constants:
             version = self.fresh(f"{name}__{precision}")
-            # Of a body's weights ONNX Runtime cannot be handed the values apart.
+            # ONNX Runtime takes external values for initialisers of the main graph only.
             tensor = owner.constants.tensor(name) if owner.parent is None else None
             stored = self.stored_as(precision)
             owner.graph.initializer.append(
@@ -146,7 +148,7 @@ class Rewriter(ABC):
 
     def fresh(self, stem: str) -> str:
         """A tensor or node name that nothing in the model uses yet."""
-        # Thousands of nodes may read one constant, and each has a version of its own.
+        # Continues the numbers of each stem: one constant may have thousands of versions.
         name, number = stem, self._numbers.get(stem, 0)
         while name in self._used:
             number += 1
@@ -166,6 +168,7 @@ class Rewriter(ABC):
         body_precision: Precision | None,
     ) -> None:
         target.name, target.doc_string = source.name or "graph", source.doc_string
+        # An input with a default becomes a constant, as in an engine.
         initialised = {t.name for t in source.initializer}
         target.input.extend(i for i in source.input if i.name not in initialised)
         target.output.extend(source.output)
@@ -183,6 +186,7 @@ class Rewriter(ABC):
             self._node(index, node, name, frame, choose)
         if body_precision is not None:
             self._leave_body(frame, body_precision)
+        # The FP32 form of a constant goes if only its other versions are read.
         drop_unread(target, frame.converted)
 
     def _node(
@@ -202,7 +206,7 @@ class Rewriter(ABC):
             wanted = precision if reduced and slot in role.reduced_in else Precision.FP32
             new.input[slot] = self.read_slot(frame, new, slot, wanted)
         inner = precision if reduced else Precision.FP32
-        # Bodies of control flow, of SequenceMap and of custom operators.
+        # Control flow, SequenceMap and custom operators have bodies.
         for attribute in new.attribute:
             if attribute.type == AttributeProto.GRAPH:
                 self._body(index, attribute, frame, inner, bool(role.reduced_out))
@@ -212,11 +216,11 @@ class Rewriter(ABC):
             self.append(new, role, frame)
 
     def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
-        """Append a node with its final inputs and outputs to ``frame``."""
+        """Appends a node with its final inputs and outputs to ``frame``."""
         frame.graph.node.append(node)
 
     def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
-        """What ``node`` reads at ``slot``; slots whose type does not matter may be left alone."""
+        """The name that ``node`` reads at ``slot``, converted to the precision ``wanted``."""
         return self.read(frame, node.input[slot], wanted)
 
     def _body(
@@ -227,6 +231,7 @@ class Rewriter(ABC):
         precision: Precision,
         reduces_borders: bool,
     ) -> None:
+        # ``attribute`` belongs to the new node, whose body is written from a copy of the old one.
         source = onnx.GraphProto()
         source.CopyFrom(attribute.g)
         attribute.g.Clear()
@@ -246,7 +251,7 @@ class Rewriter(ABC):
                 self.leave_output(frame, output, precision)
 
     def leave_output(self, frame: Frame, output: onnx.ValueInfoProto, precision: Precision) -> None:
-        """Let a reduced body give ``output`` at ``precision``."""
+        """Makes a reduced body return ``output`` at ``precision``."""
         output.name = self.read(frame, output.name, precision)
 
     def _collect_names(self, graph: onnx.GraphProto) -> None:

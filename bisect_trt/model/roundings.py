@@ -1,4 +1,4 @@
-"""What is rounded when: operands, results, operators that only move values."""
+"""Lists what a plan rounds, and raises models to an opset that has the roundings."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from bisect_trt.model.tensor_types import captured_names
 
 @dataclass(frozen=True)
 class Rounding:
-    """``tensor`` rounded on account of ``layer``, which reads or gives it in ``slot``.
+    """A ``tensor`` that is rounded because ``layer`` reads or gives it in ``slot``.
 
-    ``constant`` is true for a tensor of the file, which can be rounded before anything runs.
-    ``maker`` is the layer that has rounded the tensor already where it is reduced too.
+    ``constant`` says that the tensor can be rounded before the model runs. ``maker`` is the layer
+    that gives the tensor, and has rounded it already if reduced too.
     """
 
     tensor: str
@@ -36,30 +36,28 @@ class Rounding:
 
 @dataclass(frozen=True)
 class NodeRoundings:
-    """What one node of the main graph rounds where it is reduced, by slot; empty for no layer."""
+    """The roundings of one reduced node of the main graph, by slot; empty if it is no layer."""
 
     operands: dict[int, Rounding] = field(default_factory=dict)
     results: dict[int, Rounding] = field(default_factory=dict)
 
 
 def is_rounded(state: Precision, wanted: Precision) -> bool:
-    """Whether values that are rounded to ``state`` need no further rounding to ``wanted``.
-
-    FP16 and BF16 values have at most 10 explicit mantissa bits, so they are TF32 values as well.
-    """
+    """Whether values that are rounded to ``state`` are unchanged by rounding to ``wanted``."""
     if wanted is Precision.FP32 or state is wanted:
         return True
+    # FP16 and BF16 have at most 10 explicit mantissa bits, so their values are TF32 values too.
     return wanted is Precision.TF32 and state.is_storage
 
 
 def list_roundings(graph: Graph, precision: Precision) -> list[NodeRoundings]:
-    """The roundings of every node of ``graph`` where it runs at ``precision``, in the file's order.
+    """The roundings of each node if it runs at ``precision``, in the file's order.
 
-    The bodies of control flow are not opened: such a layer rounds inside as a whole.
+    Bodies of control flow are left out: they are reduced as a whole.
     """
     makers: dict[str, str] = {}
     found = []
-    for index, (node, name) in enumerate(zip(graph.proto.graph.node, graph.names, strict=True)):
+    for index, (node, name) in enumerate(graph.named_nodes()):
         role = graph.role(index, precision)
         operands = {
             slot: Rounding(
@@ -77,20 +75,16 @@ def list_roundings(graph: Graph, precision: Precision) -> list[NodeRoundings]:
     return found
 
 
-_MOVE_TOO = frozenset({"Dropout"})
-"""At inference."""
-
-
 def list_movers(graph: Graph, precision: Precision) -> Movers:
-    """The layers that move values and read no constant; none of TF32, which rounds operands."""
-    if not precision.is_storage:
+    """The layers that only move values and read no constant."""
+    if not precision.is_storage:  # TF32 rounds operands of products only
         return Movers()
     names, types = graph.names, graph.types
     layers = {x.index for x in graph.layers_at(precision)}
     maker: dict[str, str] = {}
     readers: dict[str, list[str]] = {name: [EXACT] for name in graph.outputs}
     nodes = graph.proto.graph.node
-    for index, (node, name) in enumerate(zip(nodes, names, strict=True)):
+    for index, (node, name) in enumerate(graph.named_nodes()):
         is_layer = index in layers
         reduced = graph.role(index, precision).reduced_in if is_layer else ()
         for slot, tensor in enumerate(node.input):
@@ -104,7 +98,8 @@ def list_movers(graph: Graph, precision: Precision) -> Movers:
     read_by: dict[str, tuple[str, ...]] = {}
     for index in sorted(layers):
         node, role = nodes[index], graph.role(index, precision)
-        if node.op_type not in MOVES | _MOVE_TOO or role.kind is not Kind.LAYER:
+        # At inference, Dropout moves values too.
+        if node.op_type not in MOVES | {"Dropout"} or role.kind is not Kind.LAYER:
             continue
         read = [node.input[slot] for slot in role.reduced_in]
         if any(tensor in graph.float_constants for tensor in read):
@@ -116,40 +111,26 @@ def list_movers(graph: Graph, precision: Precision) -> Movers:
 
 
 def with_roundings(graph: Graph, base: Precision) -> Graph:
-    """``graph``, or the model at the first opset in which roundings to ``base`` and TF32 can run.
-
-    A model before opset 7 that cannot be converted stays as it is, without a TF32 baseline.
-
-    Raises:
-        BadInputError: BF16 is asked for and the opset cannot be raised.
-    """
+    """``graph``, raised if its opset lacks the operators that round to ``base`` and TF32."""
     if base is Precision.BF16:
         return graph.raised(CAST_HAS_BF16) if graph.opset < CAST_HAS_BF16 else graph
     if graph.opset >= PRODUCTS_BROADCAST:
         return graph
     try:
         return graph.raised(PRODUCTS_BROADCAST)
-    except BadInputError:
+    except BadInputError:  # the model then runs without a TF32 baseline
         return graph
 
 
 def with_bf16_operators(graph: Graph, plan: PrecisionPlan) -> Graph:
-    """``graph``, or the model at opset 22 where a reduced operator has no BF16 form in its own.
-
-    Raises:
-        BadInputError: the opset cannot be raised.
-    """
+    """``graph``, raised to opset 22 if a reduced operator has no BF16 form in its opset."""
     return graph.raised(HAVE_BF16) if _lacks_bf16(graph, plan) else graph
 
 
 def check_can_be_written(graph: Graph, plan: PrecisionPlan) -> None:
-    """Refuse a model of which ``plan`` cannot be written, before a search is made for nothing.
-
-    Raises:
-        BadInputError: the opset cannot be raised.
-    """
+    """Refuses a model for which ``plan`` cannot be written, before a search is in vain."""
     if plan.base is Precision.BF16 and _lacks_bf16(graph, plan):
-        raised(graph.proto, HAVE_BF16)  # not kept: that would be a second model for the whole run
+        raised(graph.proto, HAVE_BF16)  # not Graph.raised, which would keep a second model
 
 
 def _lacks_bf16(graph: Graph, plan: PrecisionPlan) -> bool:
@@ -160,7 +141,7 @@ def _lacks_bf16(graph: Graph, plan: PrecisionPlan) -> bool:
 
 
 def with_new_nodes_pinned(source: Graph, converted: Graph, plan: PrecisionPlan) -> PrecisionPlan:
-    """``plan`` with pins on the nodes that raising the opset added: they are nobody's layers."""
+    """``plan`` with the nodes pinned that raising the opset added, which are no layers."""
     if converted is source:
         return plan
     return plan.with_pins(plan.pinned.union(set(converted.names).difference(source.names)))

@@ -1,4 +1,4 @@
-"""Models on disk: as files to ship, in the forms that runtimes read, and annotated for viewers."""
+"""Writes models: as files to ship, in the forms that runtimes read, and annotated for viewers."""
 
 from __future__ import annotations
 
@@ -28,41 +28,32 @@ from bisect_trt.model.tensor_values import (
 )
 
 PROTOBUF_LIMIT = 2**31 - (64 << 20)
-"""Protobuf writes less than 2 GB; 64 MB are left for everything that is not a weight."""
+"""Bytes of weights in one message: protobuf's 2 GB less 64 MB for the rest of the model."""
 
 MOST_SENT = 64 << 20
-"""Bytes of a model that goes to another process as one message; a larger one goes by file."""
+"""Bytes of weights from which on a model goes to TensorRT's parser as a file."""
 
-_ALIGNED = 64
-"""Bytes: where a tensor's values begin in a file, so that a runtime may read them in wide steps."""
-
-_SPILLED = "weights.bin"
+_SCRATCH_NAME = "weights.bin"
 
 PREFIX = "bisect_trt."
 LEFT_OUT = "weights-left-out"
-_IR_WITH_NODE_METADATA = 10
 _ANNOTATED_WHOLE_BYTES = 64 << 20
-_ANNOTATED_CONSTANT_BYTES = 1 << 10
+"""Bytes of weights up to which an annotated model keeps all of them."""
 
 
 def weights_size(model: onnx.ModelProto) -> int:
-    """The bytes of all tensors, computed from their shapes so that nothing is read."""
+    """The bytes of all tensors, computed from their shapes."""
     return sum(size_of(tensor) for tensor in all_tensors(model.graph))
 
 
 def held_size(model: onnx.ModelProto) -> int:
-    """The bytes of those tensors that ``model`` holds itself."""
+    """The bytes of the tensors whose values are in the model itself."""
     return sum(size_of(t) for t in all_tensors(model.graph) if place_of(t) is None)
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write ``model`` in one step; over 2 GB its weights go beside it, into ``<name>.data``.
-
-    Raises:
-        BadInputError: the folder cannot be written, or a file that holds weights has changed.
-        MachineError: the disk is full.
-    """
-    sweep(path.parent)  # what a killed run was writing may be as large as a model
+    """Writes ``model`` in one step; over 2 GB its weights go beside it, into ``<name>.data``."""
+    sweep(path.parent)  # a killed run may have left a draft as large as a model
     try:
         with written_whole(path) as draft:
             if weights_size(model) < PROTOBUF_LIMIT:
@@ -80,18 +71,14 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
 
                 draft.write_bytes(moved(model, put).SerializeToString())
             (draft.parent / side).chmod(0o644)
-            path.unlink(missing_ok=True)  # no older model stands beside newer weights
+            path.unlink(missing_ok=True)  # an older model must not read the new weights
             os.replace(draft.parent / side, path.parent / side)
     except OSError as error:
         raise not_written(str(path), error) from error
 
 
 def save_text(text: str, path: Path) -> None:
-    """Write ``text`` to ``path`` in one step.
-
-    Raises:
-        BadInputError: as :func:`save_model`.
-    """
+    """Writes ``text`` to ``path`` in one step."""
     try:
         write_whole(path, text)
     except OSError as error:
@@ -99,12 +86,12 @@ def save_text(text: str, path: Path) -> None:
 
 
 def write_model(model: onnx.ModelProto, stream: IO[bytes]) -> None:
-    """Write ``model`` as one protobuf message that holds all values."""
+    """Writes ``model`` as one protobuf message that holds all values."""
     stream.write(moved(model, take_in).SerializeToString())
 
 
 def moved(model: onnx.ModelProto, move: Callable[[TensorProto], None]) -> onnx.ModelProto:
-    """A copy of ``model`` of which ``move`` has changed every tensor in place."""
+    """A copy of ``model`` in which ``move`` has changed every tensor in place."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for tensor in all_tensors(copy.graph):
@@ -113,30 +100,24 @@ def moved(model: onnx.ModelProto, move: Callable[[TensorProto], None]) -> onnx.M
 
 
 def _types_inside(model: onnx.ModelProto) -> frozenset[int]:
-    """The element types whose values have to stay in the model itself: float64.
-
-    TensorRT's parser makes FP32 of float64 values, but not of what lies in a file ("Unexpected size
-    for the external weights", TensorRT for RTX 1.6.1.120). None where a message has no room.
-    """
+    """The element types whose values must stay in the model: float64, if a message has room."""
+    # TensorRT's parser converts float64 to FP32, but refuses float64 in external files
+    # ("Unexpected size for the external weights", TensorRT for RTX 1.6.1.120).
     doubles = (t for t in all_tensors(model.graph) if t.data_type == TensorProto.DOUBLE)
     fits = 2 * sum(map(size_of, doubles)) < PROTOBUF_LIMIT
     return frozenset({TensorProto.DOUBLE} if fits else ())
 
 
 def _spill(tensor: TensorProto, stream: IO[bytes], location: str) -> None:
-    """Append the values of ``tensor`` to a file and let it say so, in place."""
-    stream.write(b"\0" * (-stream.tell() % _ALIGNED))
+    """Appends the values of ``tensor`` to a file and makes it refer to them, in place."""
+    stream.write(b"\0" * (-stream.tell() % 64))  # aligned for vector loads
     offset = stream.tell()
     stream.writelines(chunks_of(tensor))
     put_at(tensor, Place(location, offset, size_of(tensor)))
 
 
 def check_target(target: Path, model: LoadedModel, *sources: Path) -> None:
-    """Refuse to write over what is read.
-
-    Raises:
-        BadInputError: ``target`` is one of them, or no regular file.
-    """
+    """Refuses to overwrite the model, its external files or ``sources``."""
     if target.exists() and not target.is_file():
         raise BadInputError(
             f"--output {target}: not a regular file; give the name of one, or leave it out to print"
@@ -152,10 +133,10 @@ def check_target(target: Path, model: LoadedModel, *sources: Path) -> None:
 
 @dataclass(frozen=True)
 class SessionForm:
-    """A model for ONNX Runtime: the serialised ``content`` says where in ``folder`` values lie.
+    """A serialised model for ONNX Runtime, whose external values are in ``folder``.
 
-    ``mapped`` and ``rounded`` are the initialisers of the main graph whose values may be handed
-    over instead: as they lie in a file, and those that are rounded first, which must be.
+    A session may take the values of the initialisers ``mapped`` from a mapped file. It must be
+    given those of the initialisers ``rounded``.
     """
 
     content: bytes
@@ -166,16 +147,13 @@ class SessionForm:
 
 @contextmanager
 def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator[SessionForm]:
-    """``model`` as ONNX Runtime takes it, as long as the block lasts.
+    """``model`` as ONNX Runtime reads it, valid inside the ``with`` block.
 
-    With ``elsewhere`` another process opens it, to which no values can be handed over.
-
-    Raises:
-        MachineError: the scratch folder cannot be written.
+    With ``elsewhere`` another process opens it, so that all values are in files.
     """
     with ExitStack() as opened:
         scratch_file = _ScratchFile(opened, model)
-        # Copied: a tensor of a message would keep the whole model in memory.
+        # Copies, because a reference to a tensor would keep the whole model in memory.
         mapped, rounded = onnx.GraphProto(), onnx.GraphProto()
         for tensor in () if elsewhere else model.graph.initializer:
             place = place_of(tensor)
@@ -189,22 +167,19 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
             if scratch_file.takes(tensor) and (place is None or elsewhere):
                 place = scratch_file.move(tensor)
             if place is not None:
+                # ONNX Runtime takes relative locations only: relative to the root of the drive.
                 folder = Path(place.path).anchor
                 relative = os.path.relpath(place.path, folder)
                 put_at(tensor, Place(relative, place.offset, place.length))
 
         content = moved(model, put).SerializeToString()
-        del model
+        del model  # the content is a second copy of the weights
         yield SessionForm(content, folder, tuple(mapped.initializer), tuple(rounded.initializer))
 
 
 @contextmanager
 def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
-    """``model`` as TensorRT's parser takes it, its bytes or a path, as long as the block lasts.
-
-    Raises:
-        MachineError: the scratch folder cannot be written.
-    """
+    """``model`` as TensorRT's parser reads it, bytes or a path, valid inside the ``with`` block."""
     if weights_size(model) < MOST_SENT:
         yield moved(model, take_in).SerializeToString()
         return
@@ -218,8 +193,9 @@ def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
             if tensor.data_type in inside:
                 take_in(tensor)
             elif scratch_file.takes(tensor):
-                put_at(tensor, replace(scratch_file.move(tensor), path=_SPILLED))
+                put_at(tensor, replace(scratch_file.move(tensor), path=_SCRATCH_NAME))
             elif place is not None:
+                # The parser looks for external data in the model's folder.
                 if place.path not in links:
                     links[place.path] = f"weights-{len(links)}"
                     _link(Path(place.path), scratch_file.folder / links[place.path])
@@ -231,7 +207,7 @@ def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
 
 
 class _ScratchFile:
-    """A file for values that lie in no file as they are and may not stay in the model."""
+    """A temporary file for values that are in no file as needed and must not stay in the model."""
 
     def __init__(self, opened: ExitStack, model: onnx.ModelProto) -> None:
         self._opened = opened
@@ -241,21 +217,21 @@ class _ScratchFile:
 
     @property
     def folder(self) -> Path:
-        """Made when it is first asked for."""
+        """The temporary folder, created at the first access."""
         if self._folder is None:
             self._folder = Path(self._opened.enter_context(scratch("model")))
         return self._folder
 
     def takes(self, tensor: TensorProto) -> bool:
-        """Whether the values are rounded first, or would make the message too large."""
+        """Whether the values must be rounded first, or would make the message too large."""
         place = place_of(tensor)
         if place is not None:
             return place.rounding is not None
         return self._too_large and size_of(tensor) >= MAPPED_BYTES
 
     def move(self, tensor: TensorProto) -> Place:
-        """Let the values of ``tensor`` lie in the file; where they are now."""
-        path = self.folder / _SPILLED
+        """Moves the values of ``tensor`` into the file, and returns their place."""
+        path = self.folder / _SCRATCH_NAME
         try:
             if self._stream is None:
                 self._stream = self._opened.enter_context(path.open("wb"))
@@ -269,29 +245,28 @@ class _ScratchFile:
 
 
 def _link(source: Path, target: Path) -> None:
-    """``target`` for ``source``: another name of it, or a pointer to it, but no copy."""
+    """Makes ``target`` a symbolic link to ``source``, or a hard link if that is not allowed."""
     try:
         target.symlink_to(source)
-    except OSError:  # a system or a user that may not
+    except OSError:
         os.link(source, target)
 
 
 def annotated(
     graph: Graph, of_model: Mapping[str, str], of_layers: Mapping[str, Mapping[str, str]]
 ) -> onnx.ModelProto:
-    """A copy of the model with metadata at itself and at its nodes, which viewers show.
+    """A copy of the model with metadata on itself and its nodes, which viewers show.
 
-    A viewer in a browser opens no gigabytes: of models with more than 64 MB of weights only
-    constants of 1 kB are kept; the others name ``LEFT_OUT`` as their file.
+    In large models, constants of more than 1 kB have ``LEFT_OUT`` as their file.
     """
     whole = weights_size(graph.proto) <= _ANNOTATED_WHOLE_BYTES
 
     def leave_out(tensor: TensorProto) -> None:
-        if not whole and size_of(tensor) > _ANNOTATED_CONSTANT_BYTES:
+        if not whole and size_of(tensor) > 1024:  # viewers in a browser open no gigabytes
             put_at(tensor, Place(LEFT_OUT, 0, 0))
 
     model = moved(graph.proto, leave_out)
-    model.ir_version = max(model.ir_version, _IR_WITH_NODE_METADATA)
+    model.ir_version = max(model.ir_version, 10)  # the version that gave nodes metadata
     _annotate(model, of_model)
     for node, name in zip(model.graph.node, graph.names, strict=True):
         if name in of_layers:

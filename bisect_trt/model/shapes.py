@@ -1,4 +1,4 @@
-"""Shapes, sizes of activations, and the work of an inference."""
+"""Computes shapes, the memory of activations, and the work of an inference."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from bisect_trt.model.tensor_types import (
     captured_names,
     skeleton,
     subgraphs,
+    tensors_read,
 )
 from bisect_trt.model.tensor_values import Constants
 
 _SHAPE_CONSTANT_TYPES = ("i8", "i4", "f4")
-"""Of constants that may say what a shape becomes: sizes, axes and scales."""
+"""Types of constants that may determine a shape: sizes, axes and scales."""
 
 Shape = tuple[int | None, ...]
 Inputs = Mapping[str, tuple[int, ...]]
@@ -32,34 +33,32 @@ Bodies = dict[int, list[onnx.GraphProto]]
 
 
 def shapes_from(graph: Graph, inputs: Inputs) -> dict[str, Shape]:
-    """The shapes of the tensors of ``graph`` where its inputs have those of ``inputs``.
-
-    Remembered until other inputs are asked about. Read only.
-    """
+    """The shapes of the tensors of ``graph`` for inputs of the shapes ``inputs``; read only."""
     return _inferred(graph, inputs)[0]
 
 
 def _inferred(graph: Graph, inputs: Inputs) -> tuple[dict[str, Shape], Bodies]:
-    """As :func:`shapes_from`, and the bodies of control flow with the shapes written into them."""
+    """The tensors' shapes, and the bodies of control flow with shapes written into them."""
     key = tuple(sorted(inputs.items()))
-    known = graph.derived.get("shapes")
-    if known is None or known[0] != key:
+    # Keeps the result for the latest inputs only, because a model may have many tensors.
+    latest = graph.derived.get("shapes")
+    if latest is None or latest[0] != key:
         light = with_shapes(graph, inputs)
-        known = graph.derived["shapes"] = (key, (shapes_of(light), _bodies_of(light)))
-    found: tuple[dict[str, Shape], Bodies] = known[1]
+        latest = graph.derived["shapes"] = (key, (shapes_of(light), _bodies_of(light)))
+    found: tuple[dict[str, Shape], Bodies] = latest[1]
     return found
 
 
 def _bodies_of(graph: onnx.GraphProto) -> Bodies:
-    """The bodies in ``graph`` by the place of their node."""
+    """The bodies in ``graph`` by the index of their node."""
     found = {place: [b for _, b in subgraphs(node)] for place, node in enumerate(graph.node)}
     return {place: bodies for place, bodies in found.items() if bodies}
 
 
 def with_shapes(graph: Graph, inputs: Inputs | None = None) -> onnx.GraphProto:
-    """A copy of ``graph`` without large weights, with the shapes that ONNX's inference tells.
+    """A copy of ``graph`` without large weights, with the shapes that ONNX infers, in bodies too.
 
-    Those of bodies are written too. Nodes keep their places.
+    Nodes keep their places.
     """
     light = skeleton(graph.proto)
     for value in light.graph.input:
@@ -78,36 +77,36 @@ def with_shapes(graph: Graph, inputs: Inputs | None = None) -> onnx.GraphProto:
     unstored = [i for i in light.graph.input if i.name not in stored]
     del light.graph.input[:]
     light.graph.input.extend(unstored)
-    there = {t.name for t in light.graph.initializer}
-    light.graph.initializer.extend(small[name] for name in sorted(stored - there))
-    _give_to_bodies(light.graph, small)
-    try:
+    present = {t.name for t in light.graph.initializer}
+    light.graph.initializer.extend(small[name] for name in sorted(stored - present))
+    _copy_into_bodies(light.graph, small)
+    try:  # data_prop follows the values of computed shapes
         return onnx.shape_inference.infer_shapes(light, data_prop=True).graph
-    except Exception:  # the library raises several kinds; then nothing is known
+    except Exception:  # the library raises several kinds; no shape is known then
         return light.graph
 
 
 def _small(constants: Constants, name: str) -> NDArray[Any] | None:
-    """The constant ``name`` where it may say what a shape becomes; a large one is not read."""
+    """The constant ``name`` if it may determine a shape; large ones are not read."""
     if constants.count(name) > SMALL_CONSTANT_ELEMENTS:
         return None
     array = constants[name]
     return array if array.dtype.str[1:] in _SHAPE_CONSTANT_TYPES else None
 
 
-def _give_to_bodies(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> None:
-    """Inference looks at no values outside the body that it is in."""
+def _copy_into_bodies(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> None:
+    """Copies the constants that bodies read into them, where ONNX's inference sees their values."""
     for node in graph.node:
         read = [constants[name] for name in captured_names(node) if name in constants]
         for _, body in subgraphs(node):
             body.initializer.extend(read)
-            _give_to_bodies(body, constants)
+            _copy_into_bodies(body, constants)
 
 
 def shapes_of(graph: onnx.GraphProto) -> dict[str, Shape]:
-    """The shapes that ``graph`` holds, by tensor; None for a size that is not known."""
-    same: dict[Shape, Shape] = {}  # thousands of tensors have a few
-    known: dict[str, Shape] = {intern(t.name): tuple(t.dims) for t in graph.initializer}
+    """The shapes declared in ``graph``, by tensor; None stands for an unknown size."""
+    shared: dict[Shape, Shape] = {}  # thousands of tensors have few different shapes
+    shapes: dict[str, Shape] = {intern(t.name): tuple(t.dims) for t in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         tensor = value.type.tensor_type
         if tensor.HasField("shape"):
@@ -115,43 +114,40 @@ def shapes_of(graph: onnx.GraphProto) -> dict[str, Shape]:
                 int(d.dim_value) if d.WhichOneof("value") == "dim_value" else None
                 for d in tensor.shape.dim
             )
-            known[intern(value.name)] = same.setdefault(shape, shape)
-    return known
+            shapes[intern(value.name)] = shared.setdefault(shape, shape)
+    return shapes
 
 
-_SAME_PLACE = frozenset(
+_IN_PLACE = frozenset(
     {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Relu", "Clip", "Sigmoid", "Tanh"}
     | {"Add", "Sub", "Mul", "Div", "Sqrt", "Erf", "Exp", "Neg", "Abs", "LeakyRelu", "Softmax"}
 )
-"""Operators whose result may take the place of an operand that nobody reads any more."""
+"""Operators whose result may reuse the memory of an operand that is read no more."""
 
 
 def live_bytes(graph: Graph, inputs: Inputs) -> int:
-    """The most that an inference node by node holds: inputs, what is still to be read, outputs.
+    """The peak bytes of activations in an inference node by node, inputs and outputs included.
 
     Tensors whose shapes do not follow from those of the inputs are left out.
     """
     sizes = {n: size for n, size in _sizes(graph, inputs).items() if n not in graph.constants}
     inside = _inside(_inferred(graph, inputs)[1])
-    return _most_live(
+    return _peak_live(
         graph.proto.graph.node, given=inputs, outputs=graph.outputs, sizes=sizes, inside=inside
     )
 
 
 def inference_bytes(graph: Graph, inputs: Inputs) -> int | None:
-    """What an inference holds; None where most shapes do not follow from those of the inputs.
-
-    Tensors of unknown shape count as much as the others do in the mean. Remembered.
-    """
-    known = graph.derived.setdefault("inference_bytes", {})
+    """The peak bytes of activations, scaled for unknown shapes; None if most are unknown."""
+    by_inputs = graph.derived.setdefault("inference_bytes", {})
     key = tuple(sorted(inputs.items()))
-    if key not in known:
+    if key not in by_inputs:
         made = [o for node in graph.proto.graph.node for o in node.output if o]
         sizes = _sizes(graph, inputs)
         counted = sum(sizes.get(name, 0) > 0 for name in made)
         enough = 2 * counted > len(made)
-        known[key] = live_bytes(graph, inputs) * len(made) // counted if enough else None
-    found: int | None = known[key]
+        by_inputs[key] = live_bytes(graph, inputs) * len(made) // counted if enough else None
+    found: int | None = by_inputs[key]
     return found
 
 
@@ -161,15 +157,15 @@ def _sizes(graph: Graph, inputs: Inputs) -> dict[str, int]:
 
 
 def _inside(bodies: Bodies) -> dict[int, int]:
-    """What a node's bodies hold: of an If one of them runs, of a loop one turn at a time."""
-    return {place: max(map(_of_body, found)) for place, found in bodies.items()}
+    """The peak bytes in each node's bodies: one branch or one iteration runs at a time."""
+    return {place: max(map(_body_bytes, found)) for place, found in bodies.items()}
 
 
-def _of_body(body: onnx.GraphProto) -> int:
-    """What a body holds, by the shapes and types that inference wrote into it."""
+def _body_bytes(body: onnx.GraphProto) -> int:
+    """The peak bytes in a body, by the shapes and types that inference wrote into it."""
     shapes = shapes_of(body)
     stored = {tensor.name for tensor in body.initializer}
-    return _most_live(
+    return _peak_live(
         body.node,
         given=[value.name for value in body.input],
         outputs=[value.name for value in body.output],
@@ -182,7 +178,7 @@ def _of_body(body: onnx.GraphProto) -> int:
     )
 
 
-def _most_live(
+def _peak_live(
     nodes: Sequence[onnx.NodeProto],
     *,
     given: Collection[str],
@@ -190,35 +186,35 @@ def _most_live(
     sizes: Mapping[str, int],
     inside: Mapping[int, int],
 ) -> int:
-    """The most that is held at any node: what is ``given`` and what is still to be read."""
-    last = {name: len(nodes) for name in (*outputs, *given)}
-    read = [dict.fromkeys(filter(None, (*n.input, *captured_names(n)))) for n in nodes]
-    for index, names in enumerate(read):
+    """The peak bytes of the tensors that are ``given`` or still to be read at any node."""
+    last_read = {name: len(nodes) for name in (*outputs, *given)}
+    reads = [tensors_read(node) for node in nodes]
+    for index, names in enumerate(reads):
         for name in names:
-            last[name] = max(last.get(name, index), index)
-    held = sum(sizes.get(name, 0) for name in given)
-    most = held
+            last_read[name] = max(last_read.get(name, index), index)
+    live = sum(sizes.get(name, 0) for name in given)
+    peak = live
     for index, node in enumerate(nodes):
         made = sum(sizes.get(o, 0) for o in node.output if o)
-        gone = [n for n in read[index] if last[n] == index and n not in given]
-        freed = sum(sizes.get(n, 0) for n in gone)
-        reused = made if node.op_type in _SAME_PLACE and freed >= made else 0
-        most = max(most, held + made - reused + inside.get(index, 0))
-        unread = sum(sizes.get(o, 0) for o in node.output if o and o not in last)
-        held += made - freed - unread
-    return most
+        done = [n for n in reads[index] if last_read[n] == index and n not in given]
+        freed = sum(sizes.get(n, 0) for n in done)
+        reused = made if node.op_type in _IN_PLACE and freed >= made else 0
+        peak = max(peak, live + made - reused + inside.get(index, 0))
+        unread = sum(sizes.get(o, 0) for o in node.output if o and o not in last_read)
+        live += made - freed - unread
+    return peak
 
 
 def _size(elem_type: int, shape: Shape) -> int:
-    known = _known(shape)
-    if known is None or elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
+    sizes = _complete(shape)
+    if sizes is None or elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
         return 0
-    return int(math.prod(known) * helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
+    return int(math.prod(sizes) * helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
 
 
 @dataclass(frozen=True)
 class InferenceWork:
-    """``values`` made, ``products`` added up for them, ``nodes`` run."""
+    """The numbers of computed ``values``, of ``products`` summed for them, and of ``nodes``."""
 
     values: int
     products: int
@@ -226,44 +222,41 @@ class InferenceWork:
 
 
 def inference_work(graph: Graph, inputs: Inputs) -> InferenceWork:
-    """Count the work of the main graph's nodes; bodies are not entered.
-
-    Nodes whose shapes do not follow from the inputs' count as much as the others do in the mean.
-    Every weight is read at least once.
-    """
+    """The work of the main graph's nodes, scaled for unknown shapes."""
     shapes = shapes_from(graph, inputs)
     constants = graph.constants
     values = products = counted = 0
     nodes = [n for n in graph.proto.graph.node if any(o and o not in constants for o in n.output)]
     for node in nodes:
-        made = [_known(shapes.get(o)) for o in node.output if o and o not in constants]
-        known = [math.prod(shape) for shape in made if shape is not None]
-        if len(known) == len(made):
+        made = [_complete(shapes.get(o)) for o in node.output if o and o not in constants]
+        sizes = [math.prod(shape) for shape in made if shape is not None]
+        if len(sizes) == len(made):
             counted += 1
-            values += sum(known)
-            products += known[0] * _depth(node, shapes)
-    scale = len(nodes) / max(1, counted)
-    weights = sum(constants.count(name) for name in constants)
+            values += sum(sizes)
+            products += sizes[0] * _depth(node, shapes)
+    scale = len(nodes) / max(1, counted)  # nodes of unknown shape count like the mean
+    weights = sum(constants.count(name) for name in constants)  # each is read at least once
     return InferenceWork(round(values * scale), max(round(products * scale), weights), len(nodes))
 
 
 def _depth(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int:
-    """How many products are added up for one value of ``node``'s result; 0 where unknown."""
+    """The number of products summed for one value of ``node``'s result; 0 if unknown."""
     attributes = {a.name: a.i for a in node.attribute}
     if node.op_type in ("Conv", "ConvTranspose"):
-        weight = _known(shapes.get(node.input[1]))
+        weight = _complete(shapes.get(node.input[1]))
         if not weight:
             return 0
-        # Of a transposed convolution each value of the result has at most a group's channels.
+        # A transposed convolution sums at most the channels of a group for each value.
         groups = max(1, attributes.get("group", 1))
         return math.prod(weight[1:]) if node.op_type == "Conv" else weight[0] // groups
     if node.op_type in ("MatMul", "Gemm"):
-        left = _known(shapes.get(node.input[0]))
+        left = _complete(shapes.get(node.input[0]))
         if left:
             return left[0] if attributes.get("transA") else left[-1]
     return 0
 
 
-def _known(shape: Shape | None) -> tuple[int, ...] | None:
+def _complete(shape: Shape | None) -> tuple[int, ...] | None:
+    """``shape`` if every size is known, else None."""
     sizes = tuple(size for size in shape or () if size is not None)
     return None if shape is None or len(sizes) < len(shape) else sizes

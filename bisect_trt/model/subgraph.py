@@ -1,7 +1,7 @@
-"""Some nodes of a model as a model of their own: what the others gave them comes in as inputs.
+"""Extracts nodes of a model as a model of their own, whose inputs are what other nodes gave them.
 
-Initialisers and Constant nodes go along. So do tensors that follow from shapes and constants alone:
-an engine knows those when it is built, and may refuse them as inputs (axes, sizes, pads).
+Initialisers, Constant nodes, and tensors that follow from shapes and constants become constants,
+because an engine may refuse such tensors (axes, sizes, pads) as inputs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,16 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.base.plan import Subgraph
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
-from bisect_trt.model.precision_rules import RANDOM, is_standard
-from bisect_trt.model.tensor_types import UNKNOWN, captured_names, subgraphs
-
-_OF_SHAPES = frozenset({"Shape", "Size"})
-_NEVER_SETTLED = RANDOM | {"Dropout"}
+from bisect_trt.model.precision_rules import RANDOM, TYPE_AGNOSTIC, is_standard
+from bisect_trt.model.tensor_types import UNKNOWN, subgraphs, tensors_read, without_graph
 
 
 @dataclass(frozen=True)
 class Border:
-    """What a subgraph takes and gives, by tensor name.
+    """The tensors that a subgraph takes and gives.
 
-    ``inputs`` are the model's and tensors that other nodes make; ``constants`` tensors of other
-    nodes that follow from shapes and constants; ``outputs`` what an outer node reads, the model
-    gives or nobody reads.
+    ``inputs`` come from the model's inputs or from other nodes, ``constants`` follow from shapes
+    and constants outside. ``outputs`` are read outside, outputs of the model, or not read at all.
     """
 
     inputs: tuple[str, ...]
@@ -40,16 +36,13 @@ class Border:
 
 
 class Extractor:
-    """Cuts subgraphs out of one model.
-
-    ``nodes`` holds the ids that a subgraph may keep, in the file's order: all but Constants'.
-    """
+    """Cuts subgraphs out of one model; ``nodes`` are the ids of all nodes but Constants."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         source = graph.proto.graph
         self._ids = dict(zip(graph.names, source.node, strict=True))
-        self._reads = {i: _reads(node) for i, node in self._ids.items()}
+        self._reads = {i: tensors_read(node) for i, node in self._ids.items()}
         self._initialisers = {t.name: t for t in source.initializer}
         self._sparse = {t.values.name: t for t in source.sparse_initializer}
         constant = {i for i, n in self._ids.items() if n.op_type == "Constant" and is_standard(n)}
@@ -60,11 +53,11 @@ class Extractor:
         self._static = self._from_shapes_and_constants()
 
     def operator(self, node: str) -> str:
-        """The operator's type of a node."""
+        """The operator type of a node."""
         return str(self._ids[node].op_type)
 
     def tensors(self, node: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The inputs of a node that depend on the model's, and its outputs."""
+        """The inputs of a node that depend on values of the model's inputs, and its outputs."""
         proto = self._ids[node]
         taken = [n for n in proto.input if n and n not in self._static]
         return tuple(dict.fromkeys(taken)), tuple(n for n in proto.output if n)
@@ -81,34 +74,35 @@ class Extractor:
         return frozenset(found).intersection(self.nodes)
 
     def border(self, subgraph: Subgraph) -> Border:
-        """What ``subgraph`` takes and gives; of all nodes, what the model does."""
+        """The tensors that ``subgraph`` takes and gives; if it keeps all nodes, the model's."""
         if subgraph.kept.issuperset(self.nodes):
             return Border(tuple(self._declared), (), self.graph.outputs)
-        seen_as = self._renamed(subgraph)
-        gone = {b.node for b in subgraph.bypassed}
+        source_of = self._renamed(subgraph)
+        bypassed = {b.node for b in subgraph.bypassed}
         inputs: dict[str, None] = {}
         constants: dict[str, None] = {}
-        given = {seen_as(o) for o in self.graph.outputs}
+        read_outside = {source_of(o) for o in self.graph.outputs}
         read: set[str] = set()
         made = {t for i in subgraph.kept for t in self._ids[i].output if t}
         from_others = self._maker.keys() - made - self._constants.keys()
         for node in self.nodes:
-            if node in gone:
+            if node in bypassed:
                 continue
-            reads = [seen_as(name) for name in self._reads[node]]
+            reads = [source_of(name) for name in self._reads[node]]
             read.update(reads)
             if node not in subgraph.kept:
-                given.update(reads)
+                read_outside.update(reads)
                 continue
             for name in reads:
                 if name in self._declared or name in from_others:
                     (constants if name in self._static else inputs).setdefault(name)
         kept = (i for i in self.nodes if i in subgraph.kept)
-        outputs = [t for i in kept for t in self._ids[i].output if t in given or t not in read]
-        return Border(tuple(inputs), tuple(constants), tuple(filter(None, outputs)))
+        made_in_order = (t for i in kept for t in self._ids[i].output if t)
+        outputs = [t for t in made_in_order if t in read_outside or t not in read]
+        return Border(tuple(inputs), tuple(constants), tuple(outputs))
 
     def extract(self, subgraph: Subgraph, values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
-        """``subgraph`` as a model; all nodes give the source itself back, under unique names."""
+        """``subgraph`` as a model; a subgraph of all nodes is the source under unique names."""
         if subgraph.kept.issuperset(self.nodes):
             return with_unique_names(self.graph.proto)
         border = self.border(subgraph)
@@ -117,7 +111,7 @@ class Extractor:
         return self._written(subgraph, inputs, frozen, border.outputs)
 
     def recorder(self, tensors: Collection[str]) -> onnx.ModelProto:
-        """A model whose outputs are ``tensors`` and which computes nothing else."""
+        """A model that computes only ``tensors``, as its outputs."""
         subgraph = Subgraph(self.makers(tensors))
         taken = self.border(subgraph).inputs
         return self._written(subgraph, [self._declared[n] for n in taken], [], tensors)
@@ -130,17 +124,14 @@ class Extractor:
         outputs: Iterable[str],
     ) -> onnx.ModelProto:
         source = self.graph.proto
-        # From version 4 of the file on, initialisers need not be inputs too.
-        target = onnx.ModelProto(ir_version=max(source.ir_version, 4))
+        # From version 4 of the format on, initialisers need not be inputs too.
+        target = without_graph(source, min_ir_version=4)
         target.producer_name = source.producer_name
         target.producer_version = source.producer_version
-        target.opset_import.extend(source.opset_import)
-        target.functions.extend(source.functions)
         graph = target.graph
-        graph.name = source.graph.name or "graph"
-        seen_as = self._renamed(subgraph)
+        source_of = self._renamed(subgraph)
         kept = [node for node in self.nodes if node in subgraph.kept]
-        read = {seen_as(name): None for node in kept for name in self._reads[node]}
+        read = {source_of(name): None for node in kept for name in self._reads[node]}
         read |= dict.fromkeys(outputs)
         graph.input.extend(inputs)
         graph.initializer.extend(frozen)
@@ -152,41 +143,43 @@ class Extractor:
         )
         for node in kept:
             graph.node.append(self._ids[node])
-            graph.node[-1].name = node
+            graph.node[-1].name = node  # the unique id
             if subgraph.bypassed:
-                _rename(graph.node[-1], seen_as)
+                _rename(graph.node[-1], source_of)
         for name in outputs:
             elem_type = self.graph.types.type_of(name)
             typed = helper.make_tensor_value_info(name, elem_type, None)
-            plain = onnx.ValueInfoProto(name=name)  # ONNX Runtime finds the type of a sequence
-            graph.output.append(plain if elem_type == UNKNOWN else typed)
+            untyped = onnx.ValueInfoProto(name=name)  # ONNX Runtime infers the type of a sequence
+            graph.output.append(untyped if elem_type == UNKNOWN else typed)
         return target
 
     def _renamed(self, subgraph: Subgraph) -> Callable[[str], str]:
-        """The tensor that is read in place of another, through any number of bypasses."""
+        """A function that maps a tensor to the one read in its place through all bypasses."""
         sources = {
             name: b.source for b in subgraph.bypassed for name in self._ids[b.node].output if name
         }
 
-        def seen_as(name: str) -> str:
+        def source_of(name: str) -> str:
             while name in sources:
                 name = sources[name]
             return name
 
-        return seen_as
+        return source_of
 
     def _from_shapes_and_constants(self) -> frozenset[str]:
         found = {*self._initialisers, *self._sparse, *self._constants}
         for node in self.nodes:
             proto = self._ids[node]
-            settled = found.issuperset(self._reads[node]) and proto.op_type not in _NEVER_SETTLED
-            if is_standard(proto) and (settled or proto.op_type in _OF_SHAPES):
+            # A Dropout in training mode is random too.
+            is_random = proto.op_type in RANDOM or proto.op_type == "Dropout"
+            fixed = found.issuperset(self._reads[node]) and not is_random
+            if is_standard(proto) and (fixed or proto.op_type in TYPE_AGNOSTIC):
                 found.update(name for name in proto.output if name)
         return frozenset(found)
 
 
 def declare_shapes(model: onnx.ModelProto, outputs: Mapping[str, NDArray[Any]]) -> None:
-    """Give the outputs of ``model`` the types and shapes of ``outputs``, in place."""
+    """Gives the outputs of ``model`` the types and shapes of ``outputs``, in place."""
     for value in model.graph.output:
         value.CopyFrom(_value(value.name, outputs[value.name]))
 
@@ -196,17 +189,12 @@ def _value(name: str, array: NDArray[Any]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, elem_type, list(array.shape))
 
 
-def _reads(node: onnx.NodeProto) -> tuple[str, ...]:
-    names = [name for name in node.input if name]
-    return tuple(dict.fromkeys([*names, *captured_names(node)]))
-
-
-def _rename(node: onnx.NodeProto, seen_as: Callable[[str], str]) -> None:
-    """Let ``node`` and its bodies, in which ONNX gives no name again, read other tensors."""
+def _rename(node: onnx.NodeProto, source_of: Callable[[str], str]) -> None:
+    """Makes ``node`` and its bodies, which must not reuse a name, read other tensors."""
     for slot, name in enumerate(node.input):
-        node.input[slot] = seen_as(name)
+        node.input[slot] = source_of(name)
     for _, body in subgraphs(node):
         for inner in body.node:
-            _rename(inner, seen_as)
+            _rename(inner, source_of)
         for output in body.output:
-            output.name = seen_as(output.name)
+            output.name = source_of(output.name)

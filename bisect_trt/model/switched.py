@@ -1,12 +1,13 @@
-"""The model for all plans of one base precision: every rounding has a switch that is fed.
+"""Writes one model for all plans of a base precision, in which inputs switch every rounding.
 
-A sub-graph of it that is run by a session of its own is a segment (see :mod:`.segments`).
+It can be cut into segments that run one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import onnx
 from onnx import TensorProto, helper
@@ -17,15 +18,19 @@ from bisect_trt.model.graph import Graph, drop_unread
 from bisect_trt.model.layers import Kind
 from bisect_trt.model.precision_rules import CONTROL_FLOW, FLOAT, MOVES, is_standard
 from bisect_trt.model.rewriter import Frame
-from bisect_trt.model.roundings import NodeRoundings, Rounding, list_roundings
-from bisect_trt.model.tensor_types import Scope, captured_names
+from bisect_trt.model.roundings import Rounding, list_roundings
+from bisect_trt.model.tensor_types import (
+    UNKNOWN,
+    Scope,
+    captured_names,
+    tensors_read,
+    without_graph,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """True where a layer of ``on`` is reduced and none of ``off`` is (its output is rounded
-    already).
-    """
+    """A switch that is true if a layer of ``on`` is reduced and none of ``off`` is."""
 
     on: tuple[str, ...]
     off: tuple[str, ...] = ()
@@ -33,8 +38,9 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The constant ``tensor`` as ``layer`` reads it: rounded to ``reduced`` where the layer is
-    reduced, else to ``pinned``.
+    """The constant ``tensor`` as ``layer`` reads it.
+
+    It is rounded to ``reduced`` if the layer is reduced, else to ``pinned``.
     """
 
     tensor: str
@@ -45,10 +51,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class Segment:
-    """A switched model, or a part of one that is run by itself.
+    """A switched model, or a part of one that runs in a session of its own.
 
-    ``model`` takes ``takes`` (the source's inputs and tensors of earlier segments), a boolean
-    scalar for each of ``flags`` and a tensor for each of ``weights``; it gives ``gives``.
+    ``model`` takes ``takes`` (inputs, and outputs of earlier segments), a boolean scalar for each
+    of ``flags`` and a tensor for each of ``weights``. Its outputs are ``gives``.
     """
 
     model: onnx.ModelProto
@@ -60,8 +66,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class _Use:
-    """Who reads a float tensor, in which of its slots it may be reduced, and whether it reads it
-    otherwise too.
+    """A node that reads a float tensor: its index, and the slots that it may read reduced.
+
+    ``otherwise`` says that it also reads the tensor in other ways.
     """
 
     reader: int
@@ -70,54 +77,46 @@ class _Use:
 
 
 def to_switched(graph: Graph, low: Precision, pin: Precision, *, selects: bool = False) -> Segment:
-    """The model in which each layer may run in ``low`` or in ``pin``, as one segment.
+    """The model in which each layer may run at ``low`` or at ``pin``, as one segment.
 
-    The roundings are those of :func:`~bisect_trt.model.roundings.list_roundings`. A switch branches
-    to the rounding that is asked for; with ``selects`` it computes both and selects one, which
-    suits a GPU: a branch would wait for the host.
+    A switch branches to one of two roundings; with ``selects`` it computes both and selects one.
     """
     return _Writer(graph, low, pin, selects).write()
-
-
-_WHERE_OPSET = 9
-"""The opset that ``Where`` came with."""
 
 
 class _Writer:
     def __init__(self, graph: Graph, low: Precision, pin: Precision, selects: bool) -> None:
         self._low, self._pin = low, pin
-        self._selects = selects and graph.opset >= _WHERE_OPSET
+        # Selecting suits a GPU, where a branch waits for the host. Opset 9 introduced Where.
+        self._selects = selects and graph.opset >= 9
         model = graph.proto
         self._source = model.graph
-        self._of = graph
+        self._original = graph
         self._reduced = list_roundings(graph, low)
         self._pinned = list_roundings(graph, pin)
         self._rounders = {p: EmulationRewriter(graph, PrecisionPlan(p)) for p in (low, pin)}
         self._rounder = self._rounders[low]
         self._rounder.claim_names()
         self._rounders[pin].share_names(self._rounder)
-        new = onnx.ModelProto(ir_version=max(model.ir_version, 4))
-        new.opset_import.extend(model.opset_import)
-        new.functions.extend(model.functions)
-        self._model, self._graph = new, new.graph
+        self._model = without_graph(model, min_ir_version=4)
+        self._graph = self._model.graph
         self._flags: dict[str, Flag] = {}
         self._weights: dict[str, Weight] = {}
-        # Those that a switch rounds; a body does as its own layer says, whoever reads it.
+        # The results that a switch rounds; a body's results are rounded inside.
         self._switched = {
             r.tensor
-            for node, its in zip(self._source.node, self._reduced, strict=True)
-            for r in its.results.values()
+            for node, roundings in zip(self._source.node, self._reduced, strict=True)
+            for r in roundings.results.values()
             if node.op_type not in CONTROL_FLOW
         }
         self._uses = self._find_uses()
         casts = (n for n in self._source.node if n.op_type == "Cast" and is_standard(n))
         self._cast = {name for node in casts for name in node.output}
-        # The flag that a layer's result is rounded by, also where that happens further up.
+        # The flag that rounds a layer's result, possibly at an earlier node.
         self._flag_of: dict[str, str] = {}
 
     def write(self) -> Segment:
         graph, source = self._graph, self._source
-        graph.name = source.name or "graph"
         initialised = {t.name for t in source.initializer}
         graph.input.extend(i for i in source.input if i.name not in initialised)
         graph.output.extend(source.output)
@@ -127,15 +126,15 @@ class _Writer:
                 self._choose_body(index, node)
             else:
                 self._choose_roundings(index, node)
-        drop_unread(graph, set(self._of.float_constants))
+        drop_unread(graph, set(self._original.float_constants))
         switches = self._flags.keys() | self._weights.keys()
         takes = tuple(i.name for i in graph.input if i.name not in switches)
-        return Segment(self._model, takes, self._of.outputs, self._flags, self._weights)
+        return Segment(self._model, takes, self._original.outputs, self._flags, self._weights)
 
     def _choose_roundings(self, index: int, node: onnx.NodeProto) -> None:
         new = onnx.NodeProto()
         new.CopyFrom(node)
-        new.name = self._of.names[index]
+        new.name = self._original.names[index]
         low, pin = self._reduced[index], self._pinned[index]
         versions: dict[tuple[str, bool], str] = {}
         for slot in sorted({*low.operands, *pin.operands}):
@@ -155,30 +154,34 @@ class _Writer:
         self._append(index, new, node)
         for rounding in switched:
             reader = self._only_reader(rounding.tensor)
-            on = (rounding.layer,) if reader is None else (rounding.layer, self._of.names[reader])
+            on = (
+                (rounding.layer,)
+                if reader is None
+                else (rounding.layer, self._original.names[reader])
+            )
             raw, tensor = raws[rounding.tensor], rounding.tensor
             self._flag_of[tensor] = self._switch(Flag(on), raw, tensor, self._low, Precision.FP32)
 
     def _append(self, index: int, new: onnx.NodeProto, source: onnx.NodeProto) -> None:
-        """Add what ``source`` became. Of two Casts that undo each other ONNX Runtime takes the
-        second away, whatever it is told, and what bodies read of that is missing then: a copy
-        stands between.
-        """
-        floats = self._of.role(index, self._low).float_in
-        self._graph.node.extend(guarded(new, floats, self._rounder.fresh, self._of.opset))
+        """Appends ``new``, the rewritten ``source``."""
+        floats = self._original.role(index, self._low).float_in
+        self._graph.node.extend(guarded(new, floats, self._rounder.fresh, self._original.opset))
+        # ONNX Runtime removes the second of two Casts that undo each other, at every optimisation
+        # level, although bodies read its result. An Identity between keeps the result.
         undoes = source.op_type == "Cast" and is_standard(source) and source.input[0] in self._cast
-        if undoes and self._of.types.type_of(source.output[0]) == FLOAT:
+        if undoes and self._original.types.type_of(source.output[0]) == FLOAT:
             result = new.output[0]
-            made = self._graph.node[-1].output[0] = self._rounder.fresh(f"{result}__cast")
-            self._graph.node.append(helper.make_node("Identity", [made], [result]))
+            cast = self._graph.node[-1].output[0] = self._rounder.fresh(f"{result}__cast")
+            self._graph.node.append(helper.make_node("Identity", [cast], [result]))
 
     def _is_rounded_before(self, index: int, node: onnx.NodeProto, tensor: str) -> bool:
-        """Whether the result ``tensor`` of ``node`` needs no switch of its own: a node that moves
-        values gives them rounded where it reads them so. What its only reader wants rounded is
-        rounded at the source then, if nobody else reads that.
-        """
+        """Whether the result ``tensor`` of ``node`` needs no switch of its own."""
+        # A node that only moves values gives rounded ones if it reads rounded ones. The rounding
+        # for its only reader then moves to its source, if the node is the only reader of that.
         operands = self._reduced[index].operands
-        read = {s for s, n in enumerate(node.input) if n and self._of.types.type_of(n) == FLOAT}
+        read = {
+            s for s, n in enumerate(node.input) if n and self._original.types.type_of(n) == FLOAT
+        }
         if node.op_type not in MOVES or not is_standard(node) or not read.issubset(operands):
             return False
         reader = self._only_reader(tensor)
@@ -190,43 +193,41 @@ class _Writer:
         if name is None or not alone:
             return False
         flag = self._flags[name]
-        self._flags[name] = replace(flag, on=(*flag.on, self._of.names[reader]))
+        self._flags[name] = replace(flag, on=(*flag.on, self._original.names[reader]))
         self._flag_of[tensor] = name
         return True
 
     def _operand(self, index: int, by_low: Rounding | None, by_pin: Rounding | None) -> str:
-        """The name under which layer ``index`` reads an operand as the plan has it; at least one
-        of the roundings is there.
-        """
+        """The name of an operand as layer ``index`` reads it; one of the roundings is not None."""
         rounding = by_low or by_pin
         assert rounding is not None
         tensor, layer = rounding.tensor, rounding.layer
         low = self._low if by_low else Precision.FP32
         pin = self._pin if by_pin else Precision.FP32
-        if rounding.constant:
+        if rounding.constant:  # rounded outside once, and fed like an input
             name = self._rounder.fresh(f"{tensor}__weight")
             self._weights[name] = Weight(tensor, layer, low, pin)
-            shape = self._of.float_constants[tensor].shape
+            shape = self._original.float_constants[tensor].shape
             self._graph.input.append(helper.make_tensor_value_info(name, FLOAT, shape))
             return name
         if by_pin is None and self._only_reader(tensor) == index:
-            return tensor
+            return tensor  # the switch at its maker rounds it for this layer
         version = self._rounder.fresh(f"{tensor}__{low}")
         makers = (rounding.maker,) if rounding.maker and low.is_storage else ()
-        # What its maker rounded stays as it is. Splitting would leave it too, but for an infinity
-        # that FP16 made, which would become NaN: where pins are split it is rounded once more.
+        # What a reduced maker has rounded is left as it is. Where a pinned reader would split it,
+        # it is rounded to ``low`` once more: splitting turns an infinity of FP16 into NaN.
         flag = Flag((layer,), makers) if by_pin is None else Flag((layer, *makers))
         self._switch(flag, tensor, version, low, pin)
         return version
 
     def _choose_body(self, index: int, node: onnx.NodeProto) -> None:
-        """A control-flow layer: the whole node twice, its bodies reduced in one branch."""
-        name = self._of.names[index]
+        """Appends a control-flow layer as an If between the reduced and the pinned node."""
+        name = self._original.names[index]
         flag, bodies = self._flag(Flag((name,))), {}
         for branch, precision in (("then_branch", self._low), ("else_branch", self._pin)):
             body = onnx.GraphProto(name=branch)
             rounder = self._rounders[precision]
-            rounder.rewrite_node(index, node, name, Frame(self._of.types, body, None))
+            rounder.rewrite_node(index, node, name, Frame(self._original.types, body, None))
             for slot, tensor in enumerate(node.output):
                 if tensor:
                     body.node[-1].output[slot] = rounder.fresh(f"{tensor}__{branch}")
@@ -236,12 +237,14 @@ class _Writer:
         self._graph.node.append(helper.make_node("If", [flag], outputs, name=name, **bodies))
 
     def _switch(self, flag: Flag, source: str, target: str, low: Precision, pin: Precision) -> str:
-        """The flag's name; ``target`` is ``source`` rounded to the one or the other."""
-        name, asked = self._rounder.fresh(f"switch_{target}"), self._flag(flag)
+        """Appends a switch that rounds ``source`` to ``low`` or ``pin``; returns its flag."""
+        name, condition = self._rounder.fresh(f"switch_{target}"), self._flag(flag)
         if self._selects:
             choices = [self._rounded(self._graph, source, target, p) for p in (low, pin)]
-            self._graph.node.append(helper.make_node("Where", [asked, *choices], [target], name))
-            return asked
+            self._graph.node.append(
+                helper.make_node("Where", [condition, *choices], [target], name)
+            )
+            return condition
         bodies = {}
         for branch, precision in (("then_branch", low), ("else_branch", pin)):
             body = onnx.GraphProto(name=branch)
@@ -251,13 +254,13 @@ class _Writer:
                 body.node.append(helper.make_node("Identity", [source], [result]))
             body.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, None))
             bodies[branch] = body
-        self._graph.node.append(helper.make_node("If", [asked], [target], name=name, **bodies))
-        return asked
+        self._graph.node.append(helper.make_node("If", [condition], [target], name=name, **bodies))
+        return condition
 
     def _rounded(
         self, graph: onnx.GraphProto, source: str, target: str, precision: Precision
     ) -> str:
-        """The tensor of ``graph`` that is ``source`` rounded to ``precision``."""
+        """The name of ``source`` rounded to ``precision`` in ``graph``."""
         if precision is Precision.FP32:
             return source
         result = self._rounder.fresh(f"{target}__{precision}")
@@ -265,54 +268,44 @@ class _Writer:
         return result
 
     def _flag(self, flag: Flag) -> str:
+        """Adds an input for ``flag``, and returns its name."""
         name = self._rounder.fresh(f"reduce_{flag.on[0]}")
         self._flags[name] = flag
         self._graph.input.append(helper.make_tensor_value_info(name, TensorProto.BOOL, []))
         return name
 
     def _is_layer(self, index: int) -> bool:
-        roles = (self._of.role(index, p) for p in (self._low, self._pin))
+        roles = (self._original.role(index, p) for p in (self._low, self._pin))
         return any(role.kind is Kind.LAYER for role in roles)
 
     def _only_reader(self, tensor: str) -> int | None:
-        """The one layer that reads ``tensor`` and only ever reduced: rounding it for the reader is
-        rounding it at the source.
-        """
+        """The index of the only reader of ``tensor``, if it reads nothing but the reduced form."""
+        # Rounding for such a reader can move to the node that makes the tensor.
         uses = self._uses.get(tensor, [])
         if (
             len(uses) != 1
             or uses[0].otherwise
-            or tensor in self._of.outputs
+            or tensor in self._original.outputs
             or tensor not in self._switched
         ):
             return None
-        # TF32 rounds operands, not results: the source's switch must not do it for a storage
-        # format's sake alone.
+        # A pinned reader in TF32 rounds the operand too, which the maker's switch cannot do.
         reader = uses[0].reader
         split = any(s in self._pinned[reader].operands for s in uses[0].reduced)
         return None if split else reader
 
     def _find_uses(self) -> Mapping[str, list[_Use]]:
         uses: dict[str, list[_Use]] = {}
-        for index, (node, its) in enumerate(zip(self._source.node, self._reduced, strict=True)):
+        for index, node in enumerate(self._source.node):
             captured = captured_names(node)
-            for tensor in dict.fromkeys((*node.input, *captured)):
-                if tensor:
-                    uses.setdefault(tensor, []).append(
-                        _use(index, node, its, tensor, tensor in captured)
-                    )
+            for tensor in tensors_read(node):
+                slots = [slot for slot, name in enumerate(node.input) if name == tensor]
+                reduced = tuple(s for s in slots if s in self._reduced[index].operands)
+                # Bodies round what they read themselves.
+                inside = tensor in captured or node.op_type in CONTROL_FLOW
+                use = _Use(index, reduced, otherwise=inside or len(reduced) < len(slots))
+                uses.setdefault(tensor, []).append(use)
         return uses
-
-
-def _use(index: int, node: onnx.NodeProto, its: NodeRoundings, tensor: str, captured: bool) -> _Use:
-    slots = [slot for slot, name in enumerate(node.input) if name == tensor]
-    reduced = tuple(s for s in slots if s in its.operands)
-    return _Use(
-        index, reduced, captured or node.op_type in CONTROL_FLOW or len(reduced) < len(slots)
-    )
-
-
-_ROUNDS = frozenset({"Identity", "Cast", "Mul", "Sub"})
 
 
 def is_switch(node: onnx.NodeProto, flags: Collection[str]) -> bool:
@@ -321,5 +314,138 @@ def is_switch(node: onnx.NodeProto, flags: Collection[str]) -> bool:
         node.op_type == "If"
         and node.input[0] in flags
         and len(node.output) == 1
-        and all(n.op_type in _ROUNDS for a in node.attribute for n in a.g.node)
+        and all(
+            n.op_type in ("Identity", "Cast", "Mul", "Sub")
+            for a in node.attribute
+            for n in a.g.node
+        )
     )
+
+
+SEGMENTS = 16
+"""The number of segments that a model is cut into at most."""
+
+
+def cut(whole: Segment, graph: Graph, segments: int = SEGMENTS) -> Iterator[Segment]:
+    """Yields ``whole`` in order as at most ``segments`` segments."""
+    nodes = whole.model.graph.node
+    wanted = min(segments, len(nodes) // 48)  # with fewer nodes the calls cost more than they save
+    # Constants are copied into segments, so that none of them can give one as an output.
+    made = {name for node in nodes if not _is_constant(node) for name in node.output if name}
+    if wanted < 2 or not made.issuperset(graph.outputs):
+        yield whole
+        return
+    yield from _Cutter(whole, graph).segments(wanted)
+
+
+def _is_constant(node: onnx.NodeProto) -> bool:
+    return bool(node.op_type == "Constant" and is_standard(node))
+
+
+class _Cutter:
+    """Cuts ``segment`` between any two nodes that are no constants."""
+
+    def __init__(self, segment: Segment, graph: Graph) -> None:
+        self._whole, self._graph = segment, graph
+        source = segment.model.graph
+        self._inputs = {i.name: i for i in source.input}
+        self._outputs = {o.name: o for o in source.output}
+        self._initialisers = {t.name: t for t in source.initializer}
+        # Each segment has its own copy of a constant, which kernels pack when a session opens.
+        self._constants = {n.output[0]: n for n in filter(_is_constant, source.node)}
+        self._nodes = [node for node in source.node if not _is_constant(node)]
+        self._reads = [tensors_read(node) for node in self._nodes]
+        # Casts of a rewriter store FP16 or BF16; its other tensors are FP32.
+        self._stored = {
+            node.output[0]: attribute.i
+            for node in self._nodes
+            if node.op_type == "Cast"
+            for attribute in node.attribute
+            if attribute.name == "to"
+        }
+        self._made_at = {t: i for i, n in enumerate(self._nodes) for t in n.output if t}
+        self._last_read = {t: i for i, reads in enumerate(self._reads) for t in reads}
+        self._last_read |= dict.fromkeys(segment.gives, len(self._nodes))
+
+    def segments(self, wanted: int) -> Iterator[Segment]:
+        """The segments in order, without those that give nothing."""
+        for start, end in pairwise([0, *self._places(wanted), len(self._nodes)]):
+            segment = self._segment(start, end)
+            if segment.gives:
+                yield segment
+
+    def _places(self, wanted: int) -> list[int]:
+        """The nodes to cut before: near evenly spaced places, where few tensors cross."""
+        alive, count = self._alive(), len(self._nodes)
+        length = count / wanted
+        found = set[int]()
+        for number in range(1, wanted):
+            even = round(number * length)
+            near = range(
+                max(1, even - int(length / 4)),
+                min(count, even + int(length / 4) + 1),
+            )
+            best = min(near, key=lambda place: (alive[place], abs(place - even)), default=even)
+            if alive[best] < self._untyped:
+                found.add(best)
+        return sorted(found)
+
+    @property
+    def _untyped(self) -> int:
+        """The weight of a tensor of unknown type: more than that of all tensors at any cut."""
+        # A session cannot take such a tensor, so no cut may be where one is alive.
+        return len(self._made_at) + 1
+
+    def _alive(self) -> Sequence[int]:
+        """The number of tensors that are alive before each node, and after the last."""
+        changes = [0] * (len(self._nodes) + 2)
+        for name, made in self._made_at.items():
+            last = self._last_read.get(name, made)
+            if last > made:
+                weight = 1 if self._type_of(name) != UNKNOWN else self._untyped
+                changes[made + 1] += weight
+                changes[last + 1] -= weight
+        return list(accumulate(changes))
+
+    def _declared(self, name: str, *, ranked: bool) -> onnx.ValueInfoProto:
+        """The declaration of ``name`` with its type, and with its rank if ``ranked``."""
+        rank = self._graph.types.ranks.get(name) if ranked else None
+        shape = None if rank is None else [None] * rank
+        return helper.make_tensor_value_info(name, self._type_of(name), shape)
+
+    def _type_of(self, name: str) -> int:
+        types = self._graph.types.types
+        return types[name] if name in types else self._stored.get(name, FLOAT)
+
+    def _segment(self, start: int, end: int) -> Segment:
+        target = without_graph(self._whole.model)
+        graph = target.graph
+        reads = dict.fromkeys(t for names in self._reads[start:end] for t in names)
+        flags = {t: f for t in reads if (f := self._whole.flags.get(t))}
+        weights = {t: w for t in reads if (w := self._whole.weights.get(t))}
+        # Shapes in the body of a Scan need the ranks of what it scans, which ONNX Runtime does not
+        # infer through roundings.
+        bodies = (n for n in self._nodes[start:end] if not is_switch(n, flags))
+        scanned = dict.fromkeys(t for n in bodies for t in captured_names(n))
+        takes = []
+        for name in reads:
+            if name in self._inputs:
+                graph.input.append(self._inputs[name])
+                if name not in flags and name not in weights:
+                    takes.append(name)
+            elif self._made_at.get(name, end) < start:
+                graph.input.append(self._declared(name, ranked=name in scanned))
+                takes.append(name)
+        graph.initializer.extend(self._initialisers[t] for t in reads if t in self._initialisers)
+        graph.node.extend(self._constants[t] for t in reads if t in self._constants)
+        graph.node.extend(self._nodes[start:end])
+        inside = (t for t in scanned if self._made_at.get(t, -1) >= start)
+        graph.value_info.extend(self._declared(t, ranked=True) for t in inside)
+        made = (t for node in self._nodes[start:end] for t in node.output if t)
+        gives = [t for t in made if self._last_read.get(t, -1) >= end]
+        for name in gives:
+            graph.output.append(
+                self._outputs.get(name)
+                or helper.make_tensor_value_info(name, self._type_of(name), None)
+            )
+        return Segment(target, tuple(takes), tuple(gives), flags, weights)

@@ -1,4 +1,4 @@
-"""Element types and ranks of every tensor."""
+"""Element types and ranks of tensors, and walks over nodes and bodies."""
 
 from __future__ import annotations
 
@@ -15,23 +15,20 @@ from bisect_trt.model.precision_rules import CONTROL_FLOW, formals, is_standard,
 UNKNOWN = TensorProto.UNDEFINED
 
 _TYPES = {f"tensor({name.lower()})": value for name, value in TensorProto.DataType.items()}
-"""By the names that ONNX's schemas give them."""
+"""ONNX's element types by their names in operator schemas."""
 
 SMALL_CONSTANT_ELEMENTS = 1024
-"""Constants of nodes up to this size stay in a skeleton."""
-
-_SHAPE_ELEMENTS = 16
-"""Integer initialisers up to this size, such as axes, stay in a skeleton."""
+"""Constant nodes of up to this many elements stay in a skeleton."""
 
 _SHAPE_INPUT = {"Reshape": 1, "ConstantOfShape": 0}
-"""The input that holds the shape of an operator's output."""
+"""The input slot that holds the shape of an operator's output."""
 
 
 @dataclass
 class Scope:
-    """The element types of one graph's tensors; of its bodies by (node index, attribute name).
+    """The element types (``types``) and inferred ranks (``ranks``) of one graph's tensors.
 
-    ``ranks`` holds the number of dimensions where it could be inferred.
+    ``bodies`` holds the scopes of its bodies by (node index, attribute name).
     """
 
     types: dict[str, int] = field(default_factory=dict)
@@ -40,7 +37,7 @@ class Scope:
     bodies: dict[tuple[int, str], Scope] = field(default_factory=dict)
 
     def type_of(self, name: str) -> int:
-        """The element type of ``name`` here or in an enclosing scope; UNDEFINED if not known."""
+        """The element type of ``name`` here or in an enclosing scope; UNKNOWN if there is none."""
         scope: Scope | None = self
         while scope is not None:
             found = scope.types.get(name)
@@ -55,7 +52,7 @@ class Scope:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """The version of the standard operator set the model uses; 1 where it names none."""
+    """The version of the standard operators that ``model`` imports; 1 if it imports none."""
     return next((int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
@@ -67,7 +64,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 
 def every_node(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """``nodes`` and those of all bodies within them, each before its bodies."""
+    """``nodes`` and the nodes of their bodies, each before its bodies."""
     for node in nodes:
         yield node
         for _, body in subgraphs(node):
@@ -75,8 +72,8 @@ def every_node(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Let ``graph`` have ``nodes``, which may be its own, in their order."""
-    kept = onnx.GraphProto()
+    """Replaces the nodes of ``graph`` by ``nodes``, which may be its own."""
+    kept = onnx.GraphProto()  # copies first: clearing the field would empty its own nodes
     kept.node.extend(nodes)
     graph.ClearField("node")
     graph.node.extend(kept.node)
@@ -84,12 +81,12 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
 
 def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
     """The outer tensors that the bodies of ``node`` read, in order of first use."""
-    if not node.attribute:  # most nodes of a large model
+    if not node.attribute:  # a shortcut for most nodes of a large model
         return ()
     found: dict[str, None] = {}
 
-    def visit(graph: onnx.GraphProto, known: frozenset[str]) -> None:
-        inside = set(known) | {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    def visit(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
+        inside = set(outer) | {i.name for i in graph.input} | {t.name for t in graph.initializer}
         for inner in graph.node:
             for name in inner.input:
                 if name and name not in inside:
@@ -106,18 +103,29 @@ def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(found)
 
 
+def tensors_read(node: onnx.NodeProto) -> tuple[str, ...]:
+    """The tensors that ``node`` and its bodies read, each once."""
+    return tuple(dict.fromkeys((*filter(None, node.input), *captured_names(node))))
+
+
+def without_graph(model: onnx.ModelProto, *, min_ir_version: int = 0) -> onnx.ModelProto:
+    """A model with the opsets, functions and graph name of ``model``, and an empty graph."""
+    empty = onnx.ModelProto(ir_version=max(model.ir_version, min_ir_version))
+    empty.opset_import.extend(model.opset_import)
+    empty.functions.extend(model.functions)
+    empty.graph.name = model.graph.name or "graph"
+    return empty
+
+
 def part_of(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
-    """What ``model`` computes the tensors ``outputs`` with, which are not yet its outputs."""
+    """The part of ``model`` that computes ``outputs``, which are not declared as outputs yet."""
     wanted = set(outputs)
     kept: list[onnx.NodeProto] = []
     for node in reversed(model.graph.node):
         if not wanted.isdisjoint(node.output):
-            wanted.update(name for name in (*node.input, *captured_names(node)) if name)
+            wanted.update(tensors_read(node))
             kept.append(node)
-    part = onnx.ModelProto(ir_version=model.ir_version)
-    part.opset_import.extend(model.opset_import)
-    part.functions.extend(model.functions)
-    part.graph.name = model.graph.name or "graph"
+    part = without_graph(model)
     weights = {t.name for t in model.graph.initializer}
     part.graph.input.extend(
         i for i in model.graph.input if i.name not in weights or i.name in wanted
@@ -128,23 +136,21 @@ def part_of(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
 
 
 def infer_types(model: onnx.ModelProto) -> Scope:
-    """The element types of every tensor of ``model``, bodies included. The model is not changed."""
+    """The element types and ranks of every tensor of ``model``, bodies included."""
     light, complete = skeleton(model), False
-    while not complete:
+    while not complete:  # each added rank lets ONNX infer further tensors
         try:
             light = onnx.shape_inference.infer_shapes(light)
-        except Exception:  # of several kinds; what is left open is bound below by the schemas
+        except Exception:  # it raises several kinds; operator schemas give the types left open
             break
         complete = not _give_ranks(light.graph)
     return _collect(light.graph, opset_of(model), None)
 
 
 def _give_ranks(graph: onnx.GraphProto) -> bool:
-    """Say the ranks that ONNX's inference leaves open; whether there were any.
-
-    They follow from the length of a computed shape, or from the values that a Loop begins with: no
-    engine takes ranks that change from turn to turn.
-    """
+    """Adds ranks that ONNX's inference leaves open; True if there were any."""
+    # They follow from the length of a computed shape, or from the values that a Loop begins with:
+    # no engine takes ranks that change from turn to turn.
     values = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
     found = False
     for node in graph.node:
@@ -172,15 +178,12 @@ def _give_ranks(graph: onnx.GraphProto) -> bool:
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of ``model`` whose weights are inputs, and large constants identities of inputs.
+    """A copy of ``model`` without value_info whose weights are inputs; nodes keep their places.
 
-    Nothing is claimed of inner tensors. Shapes and axes stay. Nodes keep their places.
+    Large Constant nodes become identities of inputs; shapes and axes stay constants.
     """
-    light = onnx.ModelProto(ir_version=max(model.ir_version, 4))
-    light.opset_import.extend(model.opset_import)
-    light.functions.extend(model.functions)
+    light = without_graph(model, min_ir_version=4)
     source, graph = model.graph, light.graph
-    graph.name = source.name or "graph"
     graph.input.extend(source.input)
     graph.output.extend(source.output)
     declared = {i.name for i in source.input}
@@ -191,7 +194,8 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in source.initializer:
         if tensor.name in declared:
             continue
-        if tensor.data_type == TensorProto.INT64 and math.prod(tensor.dims) <= _SHAPE_ELEMENTS:
+        # Inference reads the values of shapes and axes, which are short.
+        if tensor.data_type == TensorProto.INT64 and math.prod(tensor.dims) <= 16:
             graph.initializer.append(tensor)
         else:
             add_input(tensor.name, tensor.data_type, tensor.dims)
@@ -203,6 +207,7 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
         if large is None:
             graph.node.append(node)
             continue
+        # An Identity in its place keeps the indices of the nodes.
         taken = taken or tensor_names(source)
         stand_in = unused(f"{node.output[0]}__value", taken)
         add_input(stand_in, large.data_type, large.dims)
@@ -211,14 +216,14 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def tensor_names(graph: onnx.GraphProto) -> set[str]:
-    """The names of inputs, initialisers and what nodes make, in bodies too."""
-    known = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-    known.update(o for node in every_node(graph.node) for o in node.output)
-    return known
+    """The names of inputs, initialisers and node outputs, in bodies too."""
+    names = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    names.update(o for node in every_node(graph.node) for o in node.output)
+    return names
 
 
 def unused(name: str, taken: set[str]) -> str:
-    """``name``, or a longer one, that is not in ``taken``; it is then."""
+    """``name``, with underscores appended until it is not in ``taken``, and adds it there."""
     while name in taken:
         name += "_"
     taken.add(name)
@@ -242,8 +247,8 @@ def _collect(graph: onnx.GraphProto, opset: int, parent: Scope | None) -> Scope:
         if tensor.HasField("shape"):
             scope.ranks[name] = len(tensor.shape.dim)
     types.update((intern(t.name), t.data_type) for t in graph.initializer)
-    # Known to be made here before it is known of what type: a tensor of an enclosing graph that has
-    # its name, but comes behind this body or is hidden by it, is another one.
+    # Registers each output here, without a type yet, so that a lookup does not find a tensor of
+    # the same name in an enclosing graph.
     for node in graph.node:
         for name in filter(None, node.output):
             types.setdefault(name, UNKNOWN)
@@ -258,14 +263,14 @@ def _collect(graph: onnx.GraphProto, opset: int, parent: Scope | None) -> Scope:
 
 
 def _bind(node: onnx.NodeProto, index: int, opset: int, scope: Scope) -> None:
-    """Give ``node``'s untyped outputs the type its schema derives from its typed inputs."""
+    """Gives ``node``'s untyped outputs the types that its bodies, attributes or schema imply."""
     found: dict[int, int] = {}
     if node.op_type in CONTROL_FLOW:
-        skip = 1 if node.op_type == "Loop" else 0
+        skip = 1 if node.op_type == "Loop" else 0  # a Loop's body gives its condition first
         for name, body in subgraphs(node):
             inner = scope.body(index, name)
             for slot, output in enumerate(body.output[skip:]):
-                # One branch may know what the other does not.
+                # The type may be known in one branch only.
                 found[slot] = found.get(slot) or inner.type_of(output.name)
     elif node.op_type in ("Cast", "ConstantOfShape", "Constant"):
         for attribute in node.attribute:
@@ -291,8 +296,7 @@ def _by_schema(node: onnx.NodeProto, opset: int, scope: Scope) -> dict[int, int]
             bound.setdefault(formal.type_str, elem_type)
     for slot, formal in formals(list(schema.inputs), len(node.input)):
         name = node.input[slot]
-        # A custom operator's output: its reader's type variable, bound by another operand, gives
-        # the type.
+        # The output of a custom operator takes the type that another operand of its reader has.
         if name and formal.type_str in bound and scope.type_of(name) == UNKNOWN:
             scope.types[name] = bound[formal.type_str]
     for constraint in schema.type_constraints:

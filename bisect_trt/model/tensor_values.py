@@ -1,4 +1,4 @@
-"""Values of initialisers, wherever their bytes lie."""
+"""Reads, maps, rounds and moves the values of constants, in memory or in files."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from bisect_trt.model.precision_rules import is_standard
 from bisect_trt.model.tensor_types import subgraphs
 
 MAPPED_BYTES = 1 << 16
-"""From this size on a tensor stays in its external file; small ones are read faster than mapped."""
+"""Bytes from which on a tensor stays in its external file; reading a small one is faster."""
 
 PACKED = {
     getattr(TensorProto, name, -1): bits
     for name, bits in (("INT4", 4), ("UINT4", 4), ("FLOAT4E2M1", 4), ("INT2", 2), ("UINT2", 2))
 }
-"""The bits of types with several values to a byte; -1 are those that an older onnx lacks."""
+"""The bits of types with several values to a byte; -1 stands for types that onnx lacks."""
 
+# Keys of ``external_data``. ONNX defines the last one, and runtimes ignore all three.
 _ROUNDED = "rounded"
 _SOURCE = "source"
 _STAMP = "checksum"
-"""Keys of ``external_data``; ONNX knows the last one, and runtimes pass over it."""
 
 _VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor's values lie: ``length`` bytes from ``offset`` on in the file ``path``.
+    """The place of a tensor's values: ``length`` bytes from ``offset`` on in the file ``path``.
 
-    ``rounding`` is what the FP32 values there become first, ``source`` the constant that they are.
-    ``stamp`` tells the file from a later one of its name; blank for a file that we write.
+    ``rounding`` says what the FP32 values of the constant ``source`` there are rounded to first.
+    ``stamp`` identifies the file's content; it is blank for files of this program.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Place:
 
 
 def place_of(tensor: TensorProto) -> Place | None:
-    """Where the values of ``tensor`` lie; None where it holds them itself."""
+    """The place of the values of ``tensor`` in a file; None if the tensor has them itself."""
     if not uses_external_data(tensor):
         return None
     entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -73,14 +73,14 @@ def place_of(tensor: TensorProto) -> Place | None:
 
 
 def put_at(tensor: TensorProto, place: Place) -> None:
-    """Let ``tensor`` have its values at ``place``."""
+    """Makes ``tensor`` refer to its values at ``place``."""
     entries = {"location": place.path, "offset": str(place.offset), "length": str(place.length)}
     if place.rounding is not None:
         entries |= {_ROUNDED: place.rounding.value, _SOURCE: place.source}
     if place.stamp:
         entries[_STAMP] = place.stamp
-    for held in _VALUES:  # ONNX's checker refuses values in two places
-        tensor.ClearField(held)
+    for field in _VALUES:  # ONNX's checker refuses values in two places
+        tensor.ClearField(field)
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in entries.items():
@@ -88,7 +88,7 @@ def put_at(tensor: TensorProto, place: Place) -> None:
 
 
 def take_in(tensor: TensorProto) -> None:
-    """Let ``tensor`` hold its values itself, in place."""
+    """Reads the values of ``tensor`` into itself, in place."""
     if place_of(tensor) is not None:
         tensor.raw_data = b"".join(chunks_of(tensor))
         tensor.ClearField("data_location")
@@ -96,7 +96,7 @@ def take_in(tensor: TensorProto) -> None:
 
 
 def stamp_of(path: str) -> str:
-    """What tells that a file was written again.
+    """A text that changes if the file is written again.
 
     Raises:
         OSError: there is no such file.
@@ -106,12 +106,9 @@ def stamp_of(path: str) -> str:
 
 
 def _mapped(place: Place, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The values in a file in one dimension, read only and not copied.
-
-    Raises:
-        BadInputError: the file is gone, shorter, or was written again.
-    """
+    """The values at ``place`` as a mapped array of one dimension, read only."""
     try:
+        # A file that changes during a run would change the weights in the middle of a search.
         if place.stamp and stamp_of(place.path) != place.stamp:
             raise BadInputError(
                 f"{place.path}: was changed while it was in use; run the command again"
@@ -130,7 +127,7 @@ def _mapped(place: Place, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def let_go(array: NDArray[Any]) -> None:
-    """Give back the memory of a mapped array, which is read again when it is looked at."""
+    """Frees the memory of a mapped array; the next access reads the file again."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -139,7 +136,7 @@ def let_go(array: NDArray[Any]) -> None:
 
 
 def all_tensors(graph: onnx.GraphProto) -> list[TensorProto]:
-    """Initialisers and attributes, those of bodies too, and what sparse ones are made of."""
+    """The tensors of initialisers and attributes, in bodies too, with the parts of sparse ones."""
     tensors = list(graph.initializer)
     sparse = list(graph.sparse_initializer)
     for node in graph.node:
@@ -156,19 +153,15 @@ def all_tensors(graph: onnx.GraphProto) -> list[TensorProto]:
 
 
 def array_of(tensor: TensorProto) -> NDArray[Any]:
-    """The values of ``tensor``; what lies in a file as it is is mapped, not read.
-
-    Raises:
-        BadInputError: the file has changed.
-    """
+    """The values of ``tensor``; a file is mapped unless the values must be unpacked or rounded."""
     place = place_of(tensor)
     if place is None:
         return numpy_helper.to_array(tensor)
     if tensor.data_type in PACKED:
-        held = TensorProto()
-        held.CopyFrom(tensor)
-        take_in(held)
-        return numpy_helper.to_array(held)
+        copy = TensorProto()
+        copy.CopyFrom(tensor)
+        take_in(copy)
+        return numpy_helper.to_array(copy)
     if place.rounding is None:
         return _mapped(place, element_type(tensor)).reshape(tensor.dims)
     exact = _mapped(place, np.dtype(np.float32)).reshape(tensor.dims)
@@ -178,14 +171,14 @@ def array_of(tensor: TensorProto) -> NDArray[Any]:
 
 
 def element_type(tensor: TensorProto) -> np.dtype[Any]:
-    """NumPy's type for the elements of ``tensor``."""
+    """The NumPy type of the elements of ``tensor``."""
     return np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
 
 
 def rounded_values(
     exact: NDArray[np.float32], precision: Precision, dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """``exact`` rounded block by block on several threads, so that nothing else grows with it."""
+    """``exact`` rounded on several threads, in blocks to bound the memory for intermediates."""
     found = np.empty(exact.shape, dtype)
     source, target = flat(exact), flat(found)
 
@@ -206,7 +199,7 @@ def rounded_tensor(
     precision: Precision,
     elem_type: int,
 ) -> TensorProto:
-    """The FP32 constant ``source`` rounded, as an initialiser; one in a file is rounded later."""
+    """The FP32 constant ``source`` as a rounded initialiser; values in files are rounded later."""
     place = place_of(tensor) if tensor is not None else None
     if tensor is not None and place is not None and place.rounding is None:
         new = TensorProto(name=name, data_type=elem_type, dims=tensor.dims)
@@ -217,15 +210,11 @@ def rounded_tensor(
 
 
 def chunks_of(tensor: TensorProto) -> Iterator[bytes]:
-    """The bytes of a tensor's values as ``raw_data`` has them, a few megabytes at a time.
-
-    Raises:
-        BadInputError: the file has changed.
-    """
+    """The bytes of a tensor's values in the form of ``raw_data``, a few megabytes at a time."""
     place = place_of(tensor)
     if place is None:
-        listed = not tensor.HasField("raw_data")
-        yield (numpy_helper.from_array(array_of(tensor)) if listed else tensor).raw_data
+        is_raw = tensor.HasField("raw_data")
+        yield (tensor if is_raw else numpy_helper.from_array(array_of(tensor))).raw_data
         return
     values = _mapped(place, np.dtype(np.uint8 if place.rounding is None else np.float32))
     for part in slices(values.size):
@@ -237,7 +226,7 @@ def chunks_of(tensor: TensorProto) -> Iterator[bytes]:
 
 
 def size_of(tensor: TensorProto) -> int:
-    """The bytes of its values, of which none are read; 0 for text."""
+    """The bytes of the tensor's values, without reading them; 0 for text."""
     place = place_of(tensor)
     if place is not None and place.rounding is None:
         return place.length
@@ -245,9 +234,9 @@ def size_of(tensor: TensorProto) -> int:
 
 
 def shape_bytes(tensor: TensorProto) -> int:
-    """The bytes of as many values as its shape has."""
+    """The bytes that values of the tensor's type and shape take."""
     bits: int = PACKED.get(tensor.data_type) or 8 * element_type(tensor).itemsize
-    return -(-int(math.prod(tensor.dims)) * bits // 8)
+    return -(-int(math.prod(tensor.dims)) * bits // 8)  # rounded up to whole bytes
 
 
 def _rounded(
@@ -258,54 +247,54 @@ def _rounded(
 
 
 class Constants(Mapping[str, NDArray[Any]]):
-    """Every constant of a graph (its bodies apart) by name, unpacked when it is first asked for."""
+    """Every constant of a graph by name, without those of bodies, unpacked at the first access."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self._kept: dict[str, TensorProto] = {intern(t.name): t for t in graph.initializer}
+        self._tensors: dict[str, TensorProto] = {intern(t.name): t for t in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant" and is_standard(node) and node.attribute:
                 value = _value(node.attribute[0])
                 if value is not None:
-                    self._kept[node.output[0]] = value
-        self._known: dict[str, NDArray[Any]] = {}
+                    self._tensors[node.output[0]] = value
+        self._arrays: dict[str, NDArray[Any]] = {}
 
     def of_type(self, elem_type: int) -> Constants:
-        """Those of one of ONNX's types; what is unpacked is shared."""
+        """The constants of one element type, which share the unpacked arrays."""
         found = Constants(onnx.GraphProto())
-        found._kept = {n: t for n, t in self._kept.items() if t.data_type == elem_type}
-        found._known = self._known
+        found._tensors = {n: t for n, t in self._tensors.items() if t.data_type == elem_type}
+        found._arrays = self._arrays
         return found
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        if name in self._known:
-            return self._known[name]
-        found = array_of(self._kept[name])
-        place = place_of(self._kept[name])
-        if place is None or place.rounding is None:  # a rounded one would be a copy
-            self._known[name] = found
+        if name in self._arrays:
+            return self._arrays[name]
+        found = array_of(self._tensors[name])
+        place = place_of(self._tensors[name])
+        if place is None or place.rounding is None:  # a rounded array is a large copy
+            self._arrays[name] = found
         return found
 
     def __contains__(self, name: object) -> bool:
-        return name in self._kept
+        return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kept)
+        return iter(self._tensors)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._tensors)
 
     def let_go(self) -> None:
-        """Give back the memory of those that are mapped; they are read again when needed."""
-        for array in self._known.values():
+        """Frees the memory of the mapped arrays; the next access reads the files again."""
+        for array in self._arrays.values():
             let_go(array)
 
     def count(self, name: str) -> int:
-        """How many values the constant ``name`` has, of which none are read."""
-        return math.prod(self._kept[name].dims)
+        """The number of values of the constant ``name``, without reading them."""
+        return math.prod(self._tensors[name].dims)
 
     def tensor(self, name: str) -> TensorProto:
-        """The constant ``name`` as ONNX has it."""
-        return self._kept[name]
+        """The constant ``name`` as a message."""
+        return self._tensors[name]
 
 
 def _value(attribute: onnx.AttributeProto) -> TensorProto | None:

@@ -1,4 +1,4 @@
-"""Writes a plan as a strongly typed model."""
+"""Writes a plan as a strongly typed model, and marks tensors as outputs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bisect_trt.model.patterns import find_patterns
 from bisect_trt.model.precision_rules import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC, is_standard
 from bisect_trt.model.rewriter import Frame, Rewriter
 from bisect_trt.model.roundings import with_bf16_operators, with_new_nodes_pinned
-from bisect_trt.model.tensor_types import captured_names, every_node, infer_types
+from bisect_trt.model.tensor_types import every_node, infer_types, tensors_read
 
 
 def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelProto:
-    """``model`` with the types of ``plan``; the model given is not changed.
+    """``model`` with the types of ``plan``, as a new model.
 
-    TF32 is no type but a switch of the engine, so a TF32 plan gives the FP32 model back. A BF16
-    plan raises the opset where the model's own has no BF16 form of a reduced operator.
+    A TF32 plan gives the FP32 model, because TF32 is an option of the engine and no type. A BF16
+    plan raises the opset if the model's opset has no BF16 form of a reduced operator.
 
     Args:
         model: an FP32 model; a :class:`Graph` where several plans are written of one model.
@@ -47,9 +47,8 @@ def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelP
 class _TypedRewriter(Rewriter):
     def __init__(self, graph: Graph, plan: PrecisionPlan) -> None:
         super().__init__(graph, plan)
-        # Tensors that a Cast makes of what is reduced already, and reduced forms of outputs.
-        self._lifting: set[str] = set()
-        self._reduced_outputs: dict[str, int] = {}
+        self._lifting: set[str] = set()  # FP32 casts of reduced inputs and outputs
+        self._reduced_outputs: dict[str, int] = {}  # the reduced forms of outputs, with their types
 
     def rewrite(self) -> onnx.ModelProto:
         model = super().rewrite()
@@ -64,17 +63,17 @@ class _TypedRewriter(Rewriter):
             return
         kind = frame.scope.type_of(node.input[0])
         for precision, stored in STORAGE_TYPE.items():
-            if kind == stored:  # whoever wants it reduced reads what it is cast from
+            if kind == stored:  # reduced readers read the input itself, not its cast
                 frame.versions[(node.output[0], precision)] = node.input[0]
                 self._lifting.add(node.output[0])
 
     def _store_output(self, graph: onnx.GraphProto, name: str, kind: int) -> None:
-        """Let the model give the output ``name`` as ``kind``, as its source does."""
+        """Makes the model give the output ``name`` as ``kind``, as its source does."""
         exact = self.fresh(f"{name}__exact")
         _rename(graph, name, exact)
         maker = next((n for n in graph.node if exact in n.output), None)
         source = maker.input[0] if maker is not None and maker.op_type == "Cast" else ""
-        if source and self._reduced_outputs.get(source) == kind:
+        if source and self._reduced_outputs.get(source) == kind:  # no second rounding is needed
             _rename(graph, source, name)
             self._lifting.add(exact)
         else:
@@ -101,13 +100,14 @@ class _TypedRewriter(Rewriter):
         return STORAGE_TYPE[precision]
 
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
-        if node.op_type == "Cast":
-            _set_cast_type(node, STORAGE_TYPE[precision])
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to":
+                attribute.i = STORAGE_TYPE[precision]
         back_to_float = []
         for slot in role.reduced_out:
             name = node.output[slot]
             frame.state[name] = precision
-            if name in frame.outputs and frame.parent is None:
+            if name in frame.outputs and frame.parent is None:  # a graph output keeps its type
                 node.output[slot] = self.fresh(f"{name}__{precision}")
                 frame.versions[(name, precision)] = node.output[slot]
                 frame.versions[(name, Precision.FP32)] = name
@@ -136,23 +136,17 @@ class _TypedRewriter(Rewriter):
         )
 
 
-def _drop_unread_casts(graph: onnx.GraphProto, made: set[str]) -> None:
-    """Take away the Casts that make one of ``made`` for nobody."""
-    read = {name for node in graph.node for name in (*node.input, *captured_names(node))}
+def _drop_unread_casts(graph: onnx.GraphProto, casts: set[str]) -> None:
+    """Removes the Casts that give one of ``casts`` if nothing reads it."""
+    read = {name for node in graph.node for name in tensors_read(node)}
     read.update(output.name for output in graph.output)
-    unread = [n for n in graph.node if n.op_type == "Cast" and n.output[0] in made - read]
+    unread = [n for n in graph.node if n.op_type == "Cast" and n.output[0] in casts - read]
     for node in unread:
         graph.node.remove(node)
 
 
-def _set_cast_type(node: onnx.NodeProto, elem_type: int) -> None:
-    for attribute in node.attribute:
-        if attribute.name == "to":
-            attribute.i = elem_type
-
-
 def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Call a tensor otherwise wherever nodes make or read it, in bodies too."""
+    """Renames a tensor wherever nodes give or read it, in bodies too."""
     for node in every_node(graph.node):
         for names in (node.input, node.output):
             for slot, tensor in enumerate(names):
@@ -161,13 +155,10 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 
 def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> list[str]:
-    """The float tensors that ``selectors`` name, in network order.
+    """The float tensors that ``selectors`` match, in the file's order.
 
-    A selector is a layer id, a tensor name, a glob over either, an operator type (``MatMul``) or a
-    pattern (``LayerNorm``, decomposed ones included).
-
-    Raises:
-        BadInputError: a selector matches nothing.
+    A selector is a layer id, a tensor name, a glob over either, an operator type (``MatMul``) or
+    the kind of a pattern (``LayerNorm``).
     """
     graph = as_graph(model)
     layers = graph.layers
@@ -181,7 +172,7 @@ def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> 
             tensor
             for layer in layers
             for tensor in layer.outputs
-            if selector in (layer.op, layer.name, tensor)  # names have brackets, as globs do
+            if selector in (layer.op, layer.name, tensor)  # a name may look like a glob: a[0]
             or layer.name in members
             or fnmatchcase(layer.name, selector)
             or fnmatchcase(tensor, selector)
@@ -197,11 +188,8 @@ def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> 
 def with_ranks(
     model: onnx.ModelProto, tensors: Sequence[str]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Those of ``tensors`` that ONNX's checker takes as outputs, and those without known rank.
-
-    Raises:
-        BadInputError: none is left.
-    """
+    """Splits ``tensors`` into those with a known rank, as ONNX's checker requires, and the rest."""
+    # If the model's own outputs lack shapes, the checker refuses it anyway.
     declared = all(o.type.tensor_type.HasField("shape") for o in model.graph.output)
     ranks = infer_types(model).ranks
     unknown = [name for name in tensors if name not in ranks] if declared else []
@@ -214,22 +202,18 @@ def with_ranks(
 
 
 def mark_outputs(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
-    """A copy of ``model`` in which ``tensors`` are outputs too; only their ranks are declared.
-
-    Raises:
-        BadInputError: a tensor is not in the model.
-    """
+    """A copy of ``model`` in which ``tensors`` are outputs too, declared with type and rank."""
     scope = infer_types(model)
     marked = onnx.ModelProto()
     marked.CopyFrom(model)
     graph = marked.graph
-    known = {o for node in graph.node for o in node.output}
-    known.update(v.name for v in (*graph.input, *graph.initializer))
+    existing = {o for node in graph.node for o in node.output}
+    existing.update(v.name for v in (*graph.input, *graph.initializer))
     present = {o.name for o in graph.output}
     for name in tensors:
         if name in present:
             continue
-        if name not in known:
+        if name not in existing:
             raise BadInputError(
                 f"tensor {name!r} is not in the model; `bisect-trt inspect` lists the layers"
             )

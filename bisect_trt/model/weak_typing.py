@@ -1,4 +1,4 @@
-"""A plan in the forms that older TensorRT takes: arguments of trtexec, scripts for polygraphy."""
+"""Writes a plan for TensorRT 8.6 to 10: arguments for trtexec, or a script for polygraphy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bisect_trt.model.layers import Layer
 from bisect_trt.model.tensor_types import every_node
 
 WITHOUT_LAYER = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-"""Operators that only hand values on: TensorRT's parser mostly makes no layer of them."""
+"""Operators for which TensorRT's parser usually makes no layer."""
 
 _SEVERAL_LAYERS = frozenset(
     (
@@ -26,42 +26,39 @@ _SEVERAL_LAYERS = frozenset(
         *("Split", "Swish"),
     )
 )
-"""Operators of which TensorRT's parser makes several layers: the first alone has the node's name,
-the others know it in their metadata (seen with TensorRT for RTX 1.6.1.120)."""
+"""Operators for which TensorRT's parser makes several layers (TensorRT for RTX 1.6.1.120).
 
-_ONE_FOR_TWO = frozenset({"Max", "Mean", "Min", "Sum"})
-"""Of these for each input beyond two."""
+Only the first has the node's name; the others have it in their metadata.
+"""
 
 _OTHER_NAMES = frozenset({"Attention", "If", "Loop", "Scan", "Shrink"})
-"""Of these no layer has the node's name."""
+"""Operators for which no layer has the node's name."""
 
 _UNREACHED = frozenset({"Loop", "Scan"})
-"""Of these not every layer says in its metadata what it was made of."""
+"""Operators with layers that do not have the node's name even in their metadata."""
 
 
-def has_several_layers(layer: Layer) -> bool:
-    """Whether TensorRT's parser makes several layers of ``layer``, of which one has its name."""
-    many = layer.op in _ONE_FOR_TWO and len(layer.inputs) > 2
-    return layer.op in _SEVERAL_LAYERS or many
+def _has_several_layers(layer: Layer) -> bool:
+    """Whether TensorRT's parser makes several layers for ``layer``."""
+    # These operators take two inputs in TensorRT: the parser chains them.
+    chained = layer.op in ("Max", "Mean", "Min", "Sum") and len(layer.inputs) > 2
+    return layer.op in _SEVERAL_LAYERS or chained
 
 
 OF_FUNCTIONS = (
     "the model's functions are written out here, and TensorRT gives what is in them other names; "
     "use the typed ONNX (--format onnx)"
 )
-"""Why no pin of such a model is written by name."""
+"""The reason why pins of a model with functions cannot be written by name."""
 
 _BUILDER_FLAG = {Precision.FP16: "--fp16", Precision.BF16: "--bf16"}
 
 
 def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> str:
-    """The precision arguments of trtexec 8.6 to 10.x for ``plan``, as one line for a shell.
-
-    trtexec splits ``--layerPrecisions`` on commas and strips single quotes, so names holding those,
-    or ``*``, or what a terminal would obey, cannot be written.
+    """The precision arguments of trtexec 8.6 to 10 for ``plan``, as one line for a shell.
 
     Raises:
-        BadInputError: names the layer that no right line can be written for.
+        BadInputError: names the layer that the line cannot express.
     """
     graph = as_graph(model)
     graph.check_plan(plan)
@@ -70,7 +67,7 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     called = names_in_tensorrt(graph, plan.pinned)
     _refuse(graph, plan, _OTHER_NAMES, "--layerPrecisions")
     pinned = [(called[layer.name], layer) for layer in graph.layers if layer.name in plan.pinned]
-    several = [layer for _, layer in pinned if has_several_layers(layer)]
+    several = [layer for _, layer in pinned if _has_several_layers(layer)]
     if several:
         raise BadInputError(
             f"layer {several[0].name!r} cannot be kept in FP32 whole by --layerPrecisions: "
@@ -78,6 +75,7 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
             f"alone ({counted(len(several), 'such layer')}); use the typed ONNX (--format onnx) "
             "or the script (--format polygraphy)"
         )
+    # trtexec splits this option on commas, strips quotes and takes * for a wildcard.
     for name, _ in pinned:
         bad = [c for c in name if c in ",'\"*\\ " or printable(c) != c]
         if bad:
@@ -85,8 +83,7 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
                 f"layer {name!r} cannot be written in --layerPrecisions ({bad[0]!r} in its "
                 "name); use the typed ONNX or the polygraphy script"
             )
-    # The pins were found with FP32 meaning FP32; trtexec lets FP32 layers run in TF32 unless told
-    # otherwise.
+    # By default trtexec runs FP32 layers in TF32, with which the pinned layers were not found.
     flags = _BUILDER_FLAG[plan.base] + (" --noTF32" if plan.pin_precision is Precision.FP32 else "")
     if not pinned:
         return flags
@@ -97,7 +94,7 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
 
 
 def _refuse(graph: Graph, plan: PrecisionPlan, ops: frozenset[str], where: str) -> None:
-    """Refuse pins of operators of which TensorRT's parser makes layers of other names."""
+    """Refuses pinned layers whose operator is in ``ops``, because TensorRT renames their layers."""
     for layer in graph.layers:
         if layer.name in plan.pinned and layer.op in ops:
             raise BadInputError(
@@ -107,15 +104,12 @@ def _refuse(graph: Graph, plan: PrecisionPlan, ops: frozenset[str], where: str) 
 
 
 def names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
-    """What TensorRT's parser calls each of ``pinned``, which are layer ids of ``graph``.
-
-    A node's own name, or ``node_of_`` and its first output where it has none (onnx-tensorrt,
-    ``getNodeName`` in importerUtils.cpp).
+    """The names that TensorRT's parser gives to ``pinned``, which are layer ids of ``graph``.
 
     Raises:
-        BadInputError: a pin has its name not to itself; the parser numbers those of several nodes
-            in an order of its own.
+        BadInputError: several nodes share the name of a pinned layer.
     """
+    # The parser numbers nodes that share a name in an order of its own.
     uses = Counter(_parsers_name(node) for node in every_node(graph.proto.graph.node))
     called = dict(zip(graph.names, map(_parsers_name, graph.proto.graph.node), strict=True))
     found = {layer: called[layer] for layer in pinned}
@@ -130,6 +124,7 @@ def names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
 
 
 def _parsers_name(node: onnx.NodeProto) -> str:
+    # As getNodeName in onnx-tensorrt's importerUtils.cpp.
     return node.name or (f"node_of_{node.output[0]}" if node.output else "")
 
 
@@ -180,7 +175,7 @@ def postprocess(network):
 
 
 def polygraphy_script(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> str:
-    """A file for polygraphy's ``--trt-network-postprocess-script`` that pins ``plan``'s layers."""
+    """A script that pins the layers of ``plan``, for polygraphy's postprocess option."""
     graph = as_graph(model)
     graph.check_plan(plan)
     called = names_in_tensorrt(graph, plan.pinned)
@@ -199,14 +194,14 @@ def _as_set(names: Iterable[str]) -> str:
 
 
 def pins_of_trtexec(text: str) -> frozenset[str]:
-    """The pins that trtexec reads from ``text``: split on commas, then at the last colon."""
+    """The layers that the arguments ``text`` pin, parsed as trtexec parses them."""
     _, marked, rest = text.partition("'--layerPrecisions=")
     entries = rest.partition("'")[0].split(",") if marked else []
     return frozenset(entry.rpartition(":")[0] for entry in entries)
 
 
 def pins_of_script(text: str) -> frozenset[str]:
-    """The set that the script defines; only that part is evaluated, as a literal."""
+    """The layers that the script ``text`` pins, read as a literal without running it."""
     for statement in ast.parse(text).body:
         if not isinstance(statement, ast.Assign):
             continue

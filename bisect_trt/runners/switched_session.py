@@ -26,8 +26,7 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.segments import SEGMENTS, cut
-from bisect_trt.model.switched import Segment, to_switched
+from bisect_trt.model.switched import SEGMENTS, Segment, cut, to_switched
 from bisect_trt.runners.concurrency import Headroom, side_by_side
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.device import CPU, Device
