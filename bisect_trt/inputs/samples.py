@@ -14,14 +14,13 @@ from bisect_trt.base.display import some_of
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import BudgetSpentError, Observer
 from bisect_trt.base.outcomes import Finding
-from bisect_trt.base.sample import Sample, evenly
+from bisect_trt.base.sample import RecentArrays, Sample, evenly
 from bisect_trt.inputs.files import read_sources, shown
 from bisect_trt.metrics.arrays import flat, slices
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import InputSpec, check_array, check_names, dynamic_axes
 from bisect_trt.settings import Settings, Source
 
-_PROGRESS_EVERY_S = 1.0
 _NOISE_SAMPLES = 32
 _NOISE_ELEMENTS = 1 << 22
 """These are enough to recognise noise; the sums of a larger array would take several copies."""
@@ -46,18 +45,20 @@ def load_samples(
         BudgetSpentError: the observer ended it.
     """
     samples: list[Sample] = []
-    told = time.monotonic()
+    recent = RecentArrays()
+    shown_at = time.monotonic()
     for number, source in enumerate(sources):
         if isinstance(source, Mapping):
             arrays = {str(k): np.asarray(v) for k, v in source.items()}
             samples.append(checked(Sample(f"sample {number}", arrays), specs, infinite))
             continue
         before = len(samples)
-        for name, found in read_sources(source, specs, stacked=stacked, option=option):
+        read = read_sources(source, specs, stacked=stacked, recent=recent, option=option)
+        for name, found in read:
             samples.append(checked(Sample(name, found), specs, infinite))
-            if observer is not None and time.monotonic() - told > _PROGRESS_EVERY_S:
+            if observer is not None and time.monotonic() - shown_at > 1.0:
                 observer.progress(len(samples), 0, name)
-                told = time.monotonic()
+                shown_at = time.monotonic()
         if len(samples) == before:
             raise BadInputError(f"{option} {shown(source)}: gives no sample")
     if not samples:
