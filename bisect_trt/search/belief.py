@@ -1,12 +1,10 @@
 """Where the culprits probably are: a Bayesian mixture that sizes the groups of a search.
 
-It never decides a verdict.
-
-Layers stand in order, least suspicious first. A hypothesis says that about ``count`` layers are
-culprits, independently, and that they lean towards the suspicious end by a power ``lean``: layer
-``i`` of ``n`` is one with probability ``count * lean * u**(lean - 1) / n`` at ``u = (i + 1/2) /
-n``. A lean of 1 is a useless prior, 50 has an AUC of 0.98, and the mirrored leans are hostile
-priors. Each finding re-weighs the hypotheses, so a bad prior is recognised and costs little.
+It never decides a verdict. Layers are in order, the least suspicious first. A hypothesis says that
+about ``count`` layers are culprits, independently. It makes layer ``i`` of ``n`` one with
+probability ``count * lean * u**(lean - 1) / n`` at ``u = (i + 1/2) / n``. The power ``lean`` says
+how good the ranking is: 1 is useless, a mirrored one is hostile. Each evaluation re-weighs the
+hypotheses, so that a bad ranking is recognised.
 """
 
 from __future__ import annotations
@@ -18,22 +16,15 @@ from numpy.typing import NDArray
 
 _LEANS = {4.0: 0.5, 16.0: 1.0, 32.0: 2.0, 64.0: 5.0, 128.0: 5.0}
 _HOSTILE_LEANS = {4.0: 0.1, 16.0: 0.1}
-"""Leans and their weights beside the even one's 1: a measured prior is usually a good one, and
-rarely hostile.
-"""
-
-_COUNT_POWER = 0.8
-"""Culprits are few: a count's prior falls with this power of it, tuned on synthetic culprits."""
-
-_MAX_HAZARD = 0.9
+"""Prior weights of the leans, that of lean 1 being 1: a measured ranking is usually good."""
 
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """The grid of hypotheses.
+    """The grid of hypotheses, by hypothesis and layer.
 
-    ``log_survival[h, i]`` is the log probability that none of the first ``i`` layers is a culprit
-    under ``h``.
+    ``log_survival[h, i]``: the log probability of no culprit among the first ``i`` layers.
+    ``log_hazard[h, i]``: that of layer ``i`` being one. ``log_prior[h]``: that of the hypothesis.
     """
 
     log_survival: NDArray[np.float64]
@@ -47,7 +38,7 @@ class Hypotheses:
 
 
 def make_hypotheses(n: int, *, informed: bool) -> Hypotheses:
-    """The grid for ``n`` layers; without a prior (``informed`` false) only the even lean stands."""
+    """The grid for ``n`` layers; with lean 1 only unless the order is ``informed``."""
     u = (np.arange(n) + 0.5) / n
     shapes, weights = [np.ones(n)], [1.0]
     if informed:
@@ -58,8 +49,9 @@ def make_hypotheses(n: int, *, informed: bool) -> Hypotheses:
     hazards, priors = [], []
     for shape, weight in zip(shapes, weights, strict=True):
         for count in counts:
-            hazards.append(np.clip(count * shape / n, 1e-12, _MAX_HAZARD))
-            priors.append(weight / count**_COUNT_POWER)
+            hazards.append(np.clip(count * shape / n, 1e-12, 0.9))
+            # Culprits are few. The power was tuned on synthetic culprits.
+            priors.append(weight / count**0.8)
     hazard = np.asarray(hazards)
     log_survival = np.zeros((len(hazards), n + 1))
     np.cumsum(np.log1p(-hazard), axis=1, out=log_survival[:, 1:])
@@ -69,27 +61,27 @@ def make_hypotheses(n: int, *, informed: bool) -> Hypotheses:
 
 @dataclass(frozen=True)
 class Belief:
-    """The weights of the hypotheses after what was found so far."""
+    """The weights of the hypotheses after the evaluations so far."""
 
     hypotheses: Hypotheses
     log_weight: NDArray[np.float64]
 
     @staticmethod
     def start(hypotheses: Hypotheses) -> Belief:
-        """The belief before the first probe."""
+        """The belief before the first evaluation."""
         return Belief(hypotheses, hypotheses.log_prior)
 
     def innocent(self, start: int, stop: int) -> Belief:
-        """The belief after layers ``start`` to ``stop`` were seen to pass unpinned."""
+        """The belief after layers ``start`` to ``stop`` passed unpinned."""
         s = self.hypotheses.log_survival
         return self._weighed(s[:, stop] - s[:, start])
 
     def culprit(self, at: int) -> Belief:
-        """The belief after layer ``at`` was found guilty."""
+        """The belief after layer ``at`` was found to be a culprit."""
         return self._weighed(self.hypotheses.log_hazard[:, at])
 
     def pass_probability(self, start: int, stop: int, fails_at: int | None = None) -> float:
-        """The probability of no culprit from ``start`` to ``stop``, but one before ``fails_at``."""
+        """The probability of no culprit in ``start:stop``, given one before ``fails_at``."""
         s, weight = self.hypotheses.log_survival, np.exp(self.log_weight)
         survives = np.exp(s[:, stop] - s[:, start])
         if fails_at is None:
@@ -99,9 +91,9 @@ class Belief:
         return float(weight @ (survives - all_survive)) / denominator if denominator > 0.0 else 0.5
 
     def even_split(self, start: int, fails_at: int | None) -> int:
-        """The group end at which pass and fail are most nearly equally likely."""
+        """The end of the group that passes with a probability nearest one half."""
         low, high = start + 1, self.hypotheses.size if fails_at is None else fails_at - 1
-        # The probability falls with the end: find the last at which it is at least one half.
+        # The probability falls with the end: bisect for the last with at least one half.
         while low < high:
             middle = (low + high + 1) // 2
             if self.pass_probability(start, middle, fails_at) >= 0.5:
