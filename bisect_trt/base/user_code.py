@@ -99,8 +99,8 @@ class _ByValue(pickle.Pickler):
         if isinstance(value, FunctionType) and _is_own(value):
             used = {n: value.__globals__.get(n) for n in sorted(_names(value.__code__))}
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            attributes = (value.__defaults__, value.__kwdefaults__, vars(value))
-            return list, (), (value.__code__, used, cells, attributes)
+            own = (value.__defaults__, value.__kwdefaults__, vars(value))
+            return list, (), (value.__code__, used, cells, own)
         if isinstance(value, type) and _is_own(value):
             return list, (), (value.__qualname__, value.__bases__, _attributes(value))
         if isinstance(value, (staticmethod, classmethod)):
