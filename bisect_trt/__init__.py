@@ -1,9 +1,4 @@
-"""bisect-trt: find a small set of layers that must stay in FP32 for a TensorRT model to be right,
-and on what it holds.
-
-What the package offers is imported when it is first asked for: the command must be able to answer
-Ctrl-C before seconds of imports are over.
-"""
+"""bisect-trt: find the layers that must stay in FP32 for a TensorRT model to be right."""
 
 from __future__ import annotations
 
@@ -40,7 +35,8 @@ __all__ = [
     "verify",
 ]
 
-_WHERE = {
+# Imported on first use: the command must answer Ctrl-C before seconds of imports are over.
+_MODULES = {
     "bisect": "api",
     "cure": "api",
     "reduce": "api",
@@ -71,9 +67,9 @@ _FOLDERS = (
 def __getattr__(name: str) -> Any:
     if name in _FOLDERS:
         return importlib.import_module(f"bisect_trt.{name}")
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'bisect_trt' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"bisect_trt.{_WHERE[name]}"), name)
+    return getattr(importlib.import_module(f"bisect_trt.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -10,18 +10,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-_MACHINE, _INTERRUPTED = 4, 130
-
-_COLLECTED_AFTER = 50_000, 20, 100
-"""Objects, and generations: with Python's 700 a network of 20,000 nodes, all of whose objects live
-to the end, takes a tenth longer for being searched for garbage that is not there."""
+# As in bisect_trt.base.errors, which may take too long to import.
+_EXIT_MACHINE = 4
+_EXIT_INTERRUPTED = 130
 
 
 def entry() -> None:
-    """Run the command; Ctrl-C is answered in one line from the first import on, and wrong usage has
-    its exit code also where nobody can read why.
-    """
-    gc.set_threshold(*_COLLECTED_AFTER)
+    """Run the command; Ctrl-C ends it with one line from the first import on."""
+    # A large network's objects live to the end: searching them for garbage is a tenth of the time.
+    gc.set_threshold(50_000, 20, 100)
     try:
         with _interrupts_held():
             import click
@@ -34,45 +31,43 @@ def entry() -> None:
             _end(error.exit_code, error.show)
         except click.Abort:  # Ctrl-C while the options are read
             _end_interrupted()
-        except OSError:  # of the help text: a command answers for its own
-            _end(_MACHINE)
+        except OSError:  # while the help text is written; commands handle their own
+            _end(_EXIT_MACHINE)
     except (KeyboardInterrupt, ImportError, OSError, MemoryError) as error:
         if not _was_interrupted(error):
-            _complain(error)
-            _end(_MACHINE)  # 1 would mean "cannot be met"
-        # Python itself would end by the signal where an extension's import was interrupted.
+            _report_import_failure(error)
+            _end(_EXIT_MACHINE)  # 1 would mean "cannot be met"
+        # Python itself would end by the signal if an extension's import was interrupted.
         _end_interrupted()
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C comes at the end, a second later at most: an extension that it interrupts while it is
-    imported may abort the process, as onnx's does.
-    """
+    """Delays Ctrl-C to the end of the block."""
+    # Interrupted during its import an extension may abort the process, as onnx's does.
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # of a job in the background it is ignored
+    if before is not signal.default_int_handler:  # a background job ignores it
         yield
         return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
+    if received:
         raise KeyboardInterrupt
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind ``error``: some extensions make an ImportError of it."""
+    """Whether Ctrl-C caused ``error``; some extensions turn it into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
-def _complain(error: BaseException) -> None:
-    """Of what this was installed with, or of a machine that has no room for it."""
-    if sys.stderr is None:  # else it would go to standard output
+def _report_import_failure(error: BaseException) -> None:
+    if sys.stderr is None:  # print_exception would write to standard output
         return
     with suppress(OSError):
         traceback.print_exception(error)
@@ -80,15 +75,15 @@ def _complain(error: BaseException) -> None:
 
 
 def _end_interrupted() -> None:
-    _end(_INTERRUPTED, lambda: sys.stderr.write("bisect-trt: interrupted\n"))
+    _end(_EXIT_INTERRUPTED, lambda: sys.stderr.write("bisect-trt: interrupted\n"))
 
 
 def _end(code: int, say: Callable[[], object] = lambda: None) -> None:
-    """End at once, after saying why if that can be said."""
+    """End the process at once, after ``say`` if it can write."""
     try:
         say()
         sys.stderr.flush()
-    except (OSError, AttributeError):  # a full stream, or none
+    except (OSError, AttributeError):  # a full stream, or no stream
         pass
     os._exit(code)
 

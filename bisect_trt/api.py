@@ -1,4 +1,4 @@
-"""The command's jobs for a notebook; their options are those of :class:`Settings`."""
+"""The commands as functions; their options are those of :class:`Settings`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from bisect_trt.steps.verify import verify as check_plan_validates
 
 
 def _with_options(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a call the options of ``command`` in its signature and its documentation."""
+    """Add the options of ``command`` to a function's signature and documentation."""
 
     def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
         fields = {f.name: f for f in inspect.signature(Settings).parameters.values()}
-        taken = {n: its for n, its in options().items() if command in its.commands}
+        taken = {n: o for n, o in options().items() if command in o.commands}
         own = inspect.signature(call)
         kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
         kept = [p for p in kept if p.name not in taken]
@@ -42,7 +42,7 @@ def _with_options(command: str) -> Callable[[Callable[..., Any]], Callable[..., 
         positional = [p for p in kept if p.kind is not p.KEYWORD_ONLY]
         signature = own.replace(parameters=[*positional, *more, *observer])
         call.__signature__ = signature  # type: ignore[attr-defined]
-        lines = [f"    {name}: {its.help} (``{its.flag}``)" for name, its in taken.items()]
+        lines = [f"    {name}: {o.help} (``{o.flag}``)" for name, o in taken.items()]
         call.__doc__ = "\n".join([inspect.getdoc(call) or "", "", "Options:", *lines])
         return call
 
@@ -63,16 +63,16 @@ def bisect(
         model: an FP32 model, its path or its proto.
         inputs: one sample or several: a mapping of input name to array, or a file, folder, glob or
             ``module:function``; or a function or generator that gives such mappings.
-        observer: hears of the progress.
+        observer: receives the progress.
         chosen: the options below.
 
     Returns:
-        What the folder holds, as one record.
+        The content of the run's folder as one record.
 
     Raises:
-        BadInputError: something that the caller can mend.
-        RunnerUnavailableError: the runner asked for is not there.
-        MachineError: memory, the disk or the workers gave out. All three are a ``BisectError``.
+        BadInputError: the caller can correct it.
+        RunnerUnavailableError: the runner does not work on this machine.
+        MachineError: memory, disk or workers gave out. All three are a ``BisectError``.
     """
     return run(_settings("bisect", "run", model, inputs, chosen), observer)
 
@@ -86,13 +86,13 @@ def verify(
     observer: Observer | None = None,
     **chosen: Any,
 ) -> Verification:
-    """Whether ``plan`` still holds for ``model`` and ``inputs``; as ``bisect-trt verify``.
+    """Check that ``plan`` still meets the requirements, as ``bisect-trt verify`` does.
 
     Args:
         model: an FP32 model, its path or its proto.
         inputs: as for :func:`bisect`.
         plan: a plan, or the path of a plan.json.
-        observer: hears of the progress.
+        observer: receives the progress.
         chosen: the options below.
 
     Raises:
@@ -106,11 +106,11 @@ def verify(
         raise BadInputError(f"plan: a {type(plan).__name__}; pass a PrecisionPlan or a plan's path")
     settings = _settings("verify", "verify", model, inputs, {"precision": saved.searched, **chosen})
     if settings.precision is not saved.searched:
-        asked, made = settings.precision.value, saved.searched.value
-        raise BadInputError(f"precision={asked!r}: this is a plan for {made}")
-    found = check_plan_validates(settings, saved, observer or Observer())
-    write_verification(found)
-    return found
+        given, planned = settings.precision.value, saved.searched.value
+        raise BadInputError(f"precision={given!r}: this is a plan for {planned}")
+    verification = check_plan_validates(settings, saved, observer or Observer())
+    write_verification(verification)
+    return verification
 
 
 @_with_options("reduce")
@@ -123,22 +123,21 @@ def reduce(
     observer: Observer | None = None,
     **chosen: Any,
 ) -> Reduced | Observation:
-    """Find the smallest part of ``model`` on which an engine fails, is wrong or not reproducible;
-    write its reproducer. As ``bisect-trt reduce``.
+    """Find the smallest part of ``model`` that an engine gets wrong; write its reproducer.
 
     Args:
         model: an FP32 model, its path or its proto.
         inputs: as for :func:`bisect`.
         precision: what the engine runs in.
-        check: a command that says instead of an engine what is bad.
-        observer: hears of the progress.
+        check: a command that judges the candidates instead of an engine.
+        observer: receives the progress.
         chosen: the options below.
 
     Returns:
-        The subgraph, or what the whole shows where it is not bad.
+        The subgraph, or the observation on the whole model if that is not bad.
 
     Raises:
-        BadInputError: something that the caller can mend.
+        BadInputError: the caller can correct it.
         RunnerUnavailableError: the engine cannot work on this machine.
     """
     settings = _settings("reduce", "reduce", model, inputs, chosen)
@@ -156,19 +155,18 @@ def cure(
     observer: Observer | None = None,
     **chosen: Any,
 ) -> Cures:
-    """Try what makes a wrong or not reproducible engine right and reproducible. As ``bisect-trt
-    cure``.
+    """Try what makes a wrong engine right and reproducible, as ``bisect-trt cure`` does.
 
     Args:
         model: an FP32 model, its path or its proto.
         inputs: as for :func:`bisect`.
         precision: what the engine runs in.
         subgraph: a reproducer's folder, whose nodes are marked first.
-        observer: hears of the progress.
+        observer: receives the progress.
         chosen: the options below.
 
     Raises:
-        BadInputError: something that the caller can mend.
+        BadInputError: the caller can correct it.
         RunnerUnavailableError: no engine can run on this machine.
     """
     settings = _settings("cure", "cure", model, inputs, chosen)
@@ -179,7 +177,7 @@ def cure(
 def _settings(
     call: str, command: str, model: Any, inputs: Source | Sequence[Source], chosen: dict[str, Any]
 ) -> Settings:
-    taken = [name for name, its in options().items() if command in its.commands]
+    taken = [name for name, option in options().items() if command in option.commands]
     unknown = [name for name in chosen if name not in taken]
     if unknown:
         near = get_close_matches(unknown[0], taken, 1)
@@ -188,16 +186,16 @@ def _settings(
     return Settings(model=model, inputs=_several(inputs), **chosen)
 
 
-def _precision(asked: Precision | str) -> Precision:
+def _precision(name: Precision | str) -> Precision:
     try:
-        return Precision(asked)
+        return Precision(name)
     except ValueError as error:
         names = ", ".join(p.value for p in Precision)
-        raise BadInputError(f"precision={asked!r}: it is one of {names}") from error
+        raise BadInputError(f"precision={name!r}: it is one of {names}") from error
 
 
 def _several(inputs: Source | Sequence[Source]) -> list[Source]:
-    """The samples one by one; an array says not which input it is, and is refused."""
+    """The samples one by one; refuses an array, which does not name its input."""
     if isinstance(inputs, np.ndarray):
         raise BadInputError("inputs: an array without a name; pass {'input name': array}")
     if inputs is None:

@@ -1,6 +1,6 @@
-"""The main job as a list of steps:
+"""The commands ``run``, ``compare``, ``reduce`` and ``cure`` as lists of steps.
 
-load -> reference -> baselines -> triage -> bisect -> verify on the engine -> report
+A run: load, reference, baselines, triage, bisect, confirm on the engine, validate, report.
 """
 
 from __future__ import annotations
@@ -68,11 +68,13 @@ from bisect_trt.steps.samples import check_runs
 from bisect_trt.steps.select_fitted import bisect
 
 REDUCED = "reduced"
+"""The end of the default folder of :func:`reduce`."""
+
 CURED = "cured"
-"""What the default folders of :func:`reduce` and :func:`cure` end with."""
+"""The end of the default folder of :func:`cure`."""
 
 REPRODUCER = "reproducer"
-"""The folder within the run's."""
+"""The folder of the reproducer within a run's."""
 
 
 @within_threads
@@ -82,10 +84,11 @@ def cure(
     subgraph: Path | None,
     observer: Observer | None = None,
 ) -> Cures:
-    """What makes an engine right and reproducible; writes the table and the cured model.
+    """Find what makes an engine right and reproducible; write the table and the cured model.
 
     Raises:
-        BisectError: something that the user can mend.
+        BisectError: the user can correct it.
+        StoppedError: the user ended it; the table so far is written.
     """
     folder = result_folder(settings, CURED)
     reduced.CURE_FOLDER.check(folder, files_read(settings))
@@ -107,34 +110,35 @@ def reduce(
     made_by: str,
     observer: Observer | None = None,
 ) -> Reduced | Observation:
-    """The smallest bad subgraph of a model; writes its reproducer into the settings' ``out``.
+    """Find the smallest bad subgraph of a model; write its reproducer.
 
     Raises:
-        BisectError: something that the user can mend.
+        BisectError: the user can correct it.
         StoppedError: the user ended it; the smallest subgraph so far is written.
     """
     folder = result_folder(settings, REDUCED)
     reduced.FOLDER.check(folder, files_read(settings))
-    found = reduce_model(settings, precision, check, observer or Observer())
-    if isinstance(found, Reduced):
-        write_reproducer(found, folder, made_by)
-        if found.interrupted:
+    result = reduce_model(settings, precision, check, observer or Observer())
+    if isinstance(result, Reduced):
+        write_reproducer(result, folder, made_by)
+        if result.interrupted:
             raise StoppedError(f"the smallest subgraph so far is in {folder}")
-    return found
+    return result
 
 
 @within_threads
 def run(settings: Settings, observer: Observer | None = None) -> Result:
-    """The main job; writes the run's folder.
+    """Find the layers to keep in FP32; write the run's folder.
 
     Raises:
-        BisectError: something that the user can mend.
-        StoppedError: the user ended it; the message says what there is.
+        BisectError: the user can correct it.
+        StoppedError: the user ended it; the message says what is there.
     """
     began, time_budget = time.perf_counter(), TimeBudget(settings.budget)
     observer = observer or Observer()
     problem = load(settings, TimedObserver(observer, time_budget))
-    time_budget.keep(time.perf_counter() - began)  # writing takes about as long as reading
+    # Writing takes about as long as reading.
+    time_budget.keep(time.perf_counter() - began)
     check_can_be_written(problem.graph, problem.base)
     with open_context(problem, observer, time_budget=time_budget) as context:
         problem = replace(context.problem, on_engine=context.engine is not None)
@@ -147,14 +151,14 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         latest = RunState(problem)
         try:
             try:
-                for known in _search(problem, context):
-                    latest = known
+                for state in _search(problem, context):
+                    latest = state
                 latest = latest.with_(out_of_time=time_budget.cut_short)
             except BudgetSpentError:
                 latest = end_search(latest, context)
             time_budget.search_ended()
-            for known in _look_into(latest, context):
-                latest = known
+            for state in _validate(latest, context):
+                latest = state
         except (KeyboardInterrupt, Exception) as error:
             partial = _best_so_far(latest, context, seconds()) if is_stop(error) else None
             if partial is None:
@@ -166,10 +170,10 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         except (KeyboardInterrupt, Exception) as error:
             if not is_stop(error):
                 raise
-            # All is known: it takes moments, and is what was asked.
+            # Everything is known: write it again, which takes moments.
             _written(latest, context, seconds())
             raise StoppedError(f"the answer is in {context.folder}") from error
-        # Its search may take long, and an interruption of it finds the report written.
+        # Searched after the report is written, since it may take long and be interrupted.
         subgraph = subgraph_to_blame(latest, context)
         if subgraph is not None:
             _note_subgraph(subgraph, context)
@@ -181,28 +185,28 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         return result
 
 
-def _look_into(known: RunState, context: Context) -> Iterator[RunState]:
-    """The validation, reproducibility and trade-off of the answer, one after the other."""
-    # Before further processes take the place of the answer's engine.
-    validation = validation_of_answer(known, context)
-    known = with_reproducibility(known, context)
-    known = known.with_(validation=validation if known.not_reproducible is None else None)
-    yield known
-    yield looked_at_again(known, context)
+def _validate(state: RunState, context: Context) -> Iterator[RunState]:
+    """The state after the answer's validation and reproducibility, then after its trade-off."""
+    # First, while the answer's engine is loaded: the reproducibility takes further processes.
+    validation = validation_of_answer(state, context)
+    state = with_reproducibility(state, context)
+    state = state.with_(validation=validation if state.not_reproducible is None else None)
+    yield state
+    yield looked_at_again(state, context)
 
 
-def _best_so_far(known: RunState, context: Context, seconds: float) -> Result | None:
-    """What an interrupted run leaves; None where no plan is known to pass yet."""
-    known = with_set_in_hand(known, context).with_(interrupted=True)
-    found = summarise_interrupted(known, context.run_statistics(), seconds)
-    if found is None:
+def _best_so_far(state: RunState, context: Context, seconds: float) -> Result | None:
+    """The result of an interrupted run; None if no plan is known to pass."""
+    state = with_set_in_hand(state, context).with_(interrupted=True)
+    result = summarise_interrupted(state, context.run_statistics(), seconds)
+    if result is None:
         return None
-    plan = known.base.with_pins(found.plan.pinned)
-    return replace(found, inputs=inputs_table(known, context, plan))
+    plan = state.base.with_pins(result.plan.pinned)
+    return replace(result, inputs=inputs_table(state, context, plan))
 
 
 def _note_subgraph(subgraph: Reduced | Observation, context: Context) -> None:
-    """Write the reproducer of what is wrong on the engine, or say that no subgraph of it is."""
+    """Write the reproducer of an engine's fault, or note that no subgraph has it."""
     if isinstance(subgraph, Reduced):
         write_reproducer(subgraph, context.folder / REPRODUCER, "bisect-trt run")
         words = f"{headline(subgraph)} {REPRODUCER}/ is ready for a bug report."
@@ -211,19 +215,18 @@ def _note_subgraph(subgraph: Reduced | Observation, context: Context) -> None:
         context.note(Finding("reduced", "", nothing_bad(subgraph)))
 
 
-def _written(known: RunState, context: Context, seconds: float) -> Result:
-    result = summarise(known, context.run_statistics(), seconds)
-    write_report(result, known.problem)
+def _written(state: RunState, context: Context, seconds: float) -> Result:
+    result = summarise(state, context.run_statistics(), seconds)
+    write_report(result, state.problem)
     return result
 
 
 @within_threads
 def compare(settings: Settings, observer: Observer | None = None) -> Result:
-    """The error tables of the baselines and layers, without a search; writes layers.csv and
-    outputs.csv.
+    """Write the errors of baselines and layers to layers.csv and outputs.csv, without a search.
 
     Raises:
-        BisectError: something that the user can mend.
+        BisectError: the user can correct it.
     """
     began = time.perf_counter()
     observer = observer or Observer()
@@ -233,19 +236,19 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
         refuse_answer(context.folder)
         discard(context.folder)
         latest = RunState(problem)
-        for known in _measure(problem, context):
-            latest = known
+        for state in _measure(problem, context):
+            latest = state
         result = summarise(latest, context.run_statistics(), time.perf_counter() - began, "compare")
         write_tables(result)
         return result
 
 
 def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
-    """The whole network at each precision, on the emulator and on the engine."""
-    known = RunState(problem)
+    """The state after each baseline of the whole network, on the emulator and on the engine."""
+    state = RunState(problem)
     settled = check_golden(problem, context)
     if settled is not None:
-        yield known.with_(settled=settled)
+        yield state.with_(settled=settled)
         return
     baselines = measure_baselines(problem, context)
     if context.engine is None:
@@ -253,57 +256,58 @@ def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
         if stepped is not None:
             yield from _measure(stepped, context)
             return
-    known = known.with_(baselines=baselines, settled=baselines.diagnosis)
-    yield known
-    if known.settled is not None:
+    state = state.with_(baselines=baselines, settled=baselines.diagnosis)
+    yield state
+    if state.settled is not None:
         return
     engine = measure_engine(problem, context, baselines)
     if engine is None:
         return
     fitting = keeping_unsupported(problem, context, engine)
-    if fitting is not None:  # which may have others: an engine names one at a time
+    if fitting is not None:
+        # Measured again: an engine names one unsupported layer at a time.
         yield from _measure(fitting, context)
         return
-    yield known.with_(engine=engine, settled=engine.diagnosis, validation=engine.validation)
+    yield state.with_(engine=engine, settled=engine.diagnosis, validation=engine.validation)
 
 
 def _search(problem: Problem, context: Context) -> Iterator[RunState]:
-    """Every step in turn, what is known after each; ends early where one settles the case."""
-    known = RunState(problem)
+    """The state after each step; ends early if one settles the run."""
+    state = RunState(problem)
     check_runs(context, problem.holdout)
-    for known in _measure(problem, context):
-        yield known
-    fitting = unsupported_by_trial(problem, context, known.engine)
+    for state in _measure(problem, context):
+        yield state
+    fitting = unsupported_by_trial(problem, context, state.engine)
     if fitting is not None:
-        for known in _measure(fitting, context):
-            yield known
-    if known.settled is not None or known.baselines is None:
+        for state in _measure(fitting, context):
+            yield state
+    if state.settled is not None or state.baselines is None:
         return
-    problem, baselines, engine = known.problem, known.baselines, known.engine
+    problem, baselines, engine = state.problem, state.baselines, state.engine
     unseen = None if problem.settings.fitted else look_beyond(problem, context, baselines)
-    known = known.with_(unseen=unseen)
+    state = state.with_(unseen=unseen)
     if unseen is not None and unseen.validation is not None and engine is None:
         settled = nothing_to_pin(baselines.reduced, problem.settings.precision)
-        yield known.with_(settled=settled, validation=unseen.validation)
+        yield state.with_(settled=settled, validation=unseen.validation)
         return
     if unseen is not None and problem.settings.precision is Precision.TF32 and engine is None:
-        yield known.with_(settled=tf32_to_blame(unseen.reduced))
+        yield state.with_(settled=tf32_to_blame(unseen.reduced))
         return
     triage = find_cause(problem, context, baselines, engine, unseen)
     if not isinstance(triage, Triage):
-        yield known.with_(settled=triage)
+        yield state.with_(settled=triage)
         return
-    known = known.with_(triage=triage, baselines=replace(baselines, layers=triage.layers))
-    yield known
+    state = state.with_(triage=triage, baselines=replace(baselines, layers=triage.layers))
+    yield state
     context.observer.step("bisect")
     context.tell_evaluations()
     with context.counting(plans_of(context, expected_sets(problem))):
         bisection = bisect(problem, context, baselines, triage, triage.limit)
-    known = known.with_(bisection=bisection)
+    state = state.with_(bisection=bisection)
     if bisection is not None:
         context.observer.best(len(bisection.pinned))
-    yield known
+    yield state
     if context.engine is not None and engine is not None:
         judgement = decide_on_engine(problem, context, baselines, engine, triage, bisection)
         context.observer.best(len(judgement.plan.pinned))
-        yield known.with_(judgement=judgement)
+        yield state.with_(judgement=judgement)

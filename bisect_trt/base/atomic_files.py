@@ -17,16 +17,16 @@ from typing import TypeVar
 
 from bisect_trt.base.errors import BadInputError
 
-_NAME = re.compile(r"^\.bisect-trt-([0-9a-f]{8})-(\d+)-")
+_SCRATCH_NAME = re.compile(r"^\.bisect-trt-([0-9a-f]{8})-(\d+)-")
 
 
 def draft_prefix() -> str:
-    """How the name of a folder begins that this process may leave behind if it is killed."""
-    return f".bisect-trt-{_here()}-{os.getpid()}-"
+    """The prefix of this process's scratch folders, by which :func:`sweep` recognises them."""
+    return f".bisect-trt-{_machine()}-{os.getpid()}-"
 
 
 def scratch(what: str, folder: Path | None = None) -> tempfile.TemporaryDirectory[str]:
-    """A folder that is removed with the object, by default where the system keeps such.
+    """A folder that is removed with the object, by default in the system's temporary folder.
 
     Raises:
         OSError: it cannot be made.
@@ -35,31 +35,30 @@ def scratch(what: str, folder: Path | None = None) -> tempfile.TemporaryDirector
 
 
 def sweep(*folders: Path) -> None:
-    """Remove the scratch folders in ``folders`` whose process is gone.
-
-    Those of other machines and containers, whose processes cannot be seen, are left.
-    """
+    """Remove this machine's scratch folders in ``folders`` whose process has ended."""
     for folder in folders:
         with contextlib.suppress(OSError):
             for entry in list(os.scandir(folder)):
-                found = _NAME.match(entry.name)
-                ours = found and found.group(1) == _here() and entry.is_dir(follow_symlinks=False)
-                if found and ours and not _lives(int(found.group(2))):
+                name = _SCRATCH_NAME.match(entry.name)
+                if name is None or not entry.is_dir(follow_symlinks=False):
+                    continue
+                # The processes of other machines and containers cannot be seen from here.
+                if name.group(1) == _machine() and not _is_running(int(name.group(2))):
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
 @functools.cache
-def _here() -> str:
-    """What tells this machine, and on Linux this container, from others that share a disk."""
-    try:
+def _machine() -> str:
+    """A short hash of this machine and, on Linux, of this container."""
+    try:  # containers have the same process ids, and may share a disk
         space = str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
         space = ""
     return hashlib.sha256(f"{platform.node()} {space}".encode()).hexdigest()[:8]
 
 
-def _lives(pid: int) -> bool:
-    if os.name == "nt":  # there signal 0 is Ctrl-C
+def _is_running(pid: int) -> bool:
+    if os.name == "nt":  # signal 0 is Ctrl-C on Windows
         return True
     try:
         os.kill(pid, 0)
@@ -72,13 +71,12 @@ def _lives(pid: int) -> bool:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A draft to write to; it takes the place of ``path`` when the block ends without an error.
-
-    The draft lies alone in a folder beside ``path``, so that further files may be written there.
+    """A draft that replaces ``path`` when the block ends without an error.
 
     Raises:
         OSError: the folder of ``path`` cannot be written.
     """
+    # A folder of its own, since further files may be written beside the draft.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=draft_prefix()) as folder:
         draft = Path(folder) / path.name
         yield draft
@@ -100,7 +98,7 @@ Content = TypeVar("Content")
 
 
 def unchanged(path: Path, read: Callable[[], Content]) -> Callable[[], Content]:
-    """``read``, which may read ``path`` again later, for as long as the file is the same.
+    """``read``, which refuses to read ``path`` once the file has changed.
 
     Raises:
         BadInputError: when it is called, if the file has changed since.
@@ -108,21 +106,22 @@ def unchanged(path: Path, read: Callable[[], Content]) -> Callable[[], Content]:
     before = _stamp(path)
 
     def read_again() -> Content:
-        found = read()
+        content = read()
         if _stamp(path) != before:
             raise BadInputError(f"{path}: changed while it was in use; run the command again")
-        return found
+        return content
 
     return read_again
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What tells that a file was written again; None where there is none any more."""
+    """The file's time of change and size; None where it is gone."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size  # some network mounts give another inode each time
+    # Without the inode: some network mounts give another one each time.
+    return status.st_mtime_ns, status.st_size
 
 
 RUN = "run.json"
@@ -135,7 +134,7 @@ OLDER_FILES = ("journal.sqlite", "frontier.csv")
 """What a run of 0.4.0 left that has another name today; its folder may be written over."""
 
 RESULT_FILES = (
-    RUN,  # the first to go and the last to come: its presence means that the folder is complete
+    RUN,  # removed first and written last: its presence means that the folder is complete
     PLAN,
     TYPED_MODEL,
     f"{TYPED_MODEL}.data",
@@ -158,4 +157,4 @@ VERIFY_PAGE = "verify.html"
 VERIFY_RECORD = "verify.json"
 VERIFY_JUNIT = "verify.junit.xml"
 VERIFY_FILES = (VERIFY_RECORD, VERIFY_PAGE, VERIFY_JUNIT)
-"""Names of their own: the folder may be that of the run whose plan it is."""
+"""Their names differ from a run's, whose folder they may be written to."""

@@ -12,10 +12,11 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MARKDOWN = re.compile(
     r"([\\`*\[\]|]|<(?=[A-Za-z/!?])|~(?=~)|&(?=[#\w])|^[#+-](?=\s)|^>|(?<![^\W_])_|_(?![^\W_]))"
 )
-"""What acts where it stands: an underscore inside a word does nothing."""
+"""What Markdown interprets; an underscore inside a word is literal."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20", "'")
-"""What a spreadsheet obeys, full-width forms too; and the quote, so that it can be taken off."""
+"""What starts a spreadsheet's formula, also full-width; and the quote, so that :func:`uncell` can
+undo it."""
 
 
 def some_of(names: Sequence[str], most: int = 4) -> str:
@@ -45,16 +46,13 @@ def xml_text(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """``text`` for a spreadsheet's cell: with a quote before what would be read as a formula.
-
-    Source: OWASP, CSV injection.
-    """
+    """``text`` for a spreadsheet's cell: a formula gets a quote in front (OWASP, CSV injection)."""
     harmless = printable(text)
     return f"'{harmless}" if harmless.startswith(_FORMULA) else harmless
 
 
 def uncell(text: str) -> str:
-    """What :func:`cell` was given, with its control characters still spelled out."""
+    """The text of a :func:`cell`, with its control characters still as escapes."""
     return text[1:] if text.startswith("'") else text
 
 

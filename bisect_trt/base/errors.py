@@ -34,17 +34,16 @@ class RunnerUnavailableError(BisectError):
 
 
 class MachineError(BisectError):
-    """The machine gave out; this says nothing of any plan, so nothing is cached."""
+    """The machine ran out of memory, disk or processes; nothing is concluded or cached."""
 
     exit_code = EXIT_MACHINE
 
 
 class RunnerFailedError(BisectError):
-    """A runner broke on a model that was expected to run.
+    """A runner failed on a model that was expected to run.
 
-    ``verdict`` says how, ``log`` holds the runner's last lines, and ``node`` is the model's node
-    that it names. ``lost`` is true where the process died or fell silent, which only an engine can
-    be blamed for. ``machine`` is true where memory ran out, which says nothing of the model.
+    ``verdict`` is the outcome, ``log`` the runner's last lines, ``node`` the node that it names.
+    ``lost``: the process died or fell silent. ``machine``: memory ran out.
     """
 
     def __init__(
@@ -65,10 +64,10 @@ class RunnerFailedError(BisectError):
         self.node = node
 
     def blamed_on_model(self) -> RunnerFailedError:
-        """This error, where it says something of the model or the plan.
+        """This error, if the model or the plan is to blame.
 
         Raises:
-            MachineError: it does not.
+            MachineError: the machine is to blame.
         """
         if not self.machine:
             return self
@@ -84,16 +83,17 @@ _NO_MEMORY = (
     "bad allocation",
     "Available memory of",
     "CUDA failure 2: out of memory",
-    "_STATUS_ALLOC_FAILED",  # cuBLAS's and cuDNN's
+    "_STATUS_ALLOC_FAILED",  # cuBLAS and cuDNN
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that memory ran out; ONNX Runtime has no class for it."""
+    """Whether ``error`` says that memory ran out."""
     if isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM
     ):
         return True
+    # ONNX Runtime and CUDA have no class of error for it, only words.
     return any(words in str(error) for words in _NO_MEMORY)
 
 
@@ -113,17 +113,17 @@ _GPU_FAILURES = ("CUDA failure", "CUDNN failure", "CUDNN_FE failure", "CUBLAS fa
 
 
 def is_gpu_failure(error: BaseException) -> bool:
-    """Whether ONNX Runtime says that a GPU failed, which says nothing of the model."""
+    """Whether ONNX Runtime says that a GPU failed."""
     return any(words in str(error) for words in _GPU_FAILURES)
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether ``error`` says that a disk, or the user's part of it, is full."""
+    """Whether ``error`` says that a disk or the user's quota is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def not_written(where: str, error: Exception, advice: str = "") -> BisectError:
-    """Why ``where`` cannot be written, as an error to raise."""
+    """The error to raise where ``where`` cannot be written."""
     if is_disk_full(error):
         return MachineError(f"{where}: the disk is full; free some space")
     reason = getattr(error, "strerror", None) or error
@@ -131,12 +131,10 @@ def not_written(where: str, error: Exception, advice: str = "") -> BisectError:
 
 
 def one_line(error: BaseException | str, limit: int = 300) -> str:
-    """The message of ``error`` on one printable line of at most ``limit`` characters.
-
-    The middle is left out: libraries begin with where they are, and end with what is wrong.
-    """
+    """The message of ``error`` on one printable line of at most ``limit`` characters."""
     text = printable(" ".join(str(error).split())) or type(error).__name__
     if len(text) <= limit:
         return text
+    # Libraries begin with where they are and end with what is wrong: the middle goes.
     begin = limit // 3
     return f"{text[:begin]}…{text[begin + 1 - limit :]}"

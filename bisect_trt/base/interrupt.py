@@ -13,24 +13,23 @@ STOPPING = Event()
 
 
 def is_stop(error: BaseException) -> bool:
-    """Whether the user ended the work: Ctrl-C in the middle of a library's call may come out of it
-    as another error, of a lock that it held say.
-    """
+    """Whether the user ended the work."""
     if STOPPING.is_set() or isinstance(error, KeyboardInterrupt):
         return True
-    # Not what the caller was handling already: a run may be started where Ctrl-C is answered.
-    ours = _frames(error)
-    seen, known = error.__cause__ or _context(error), set[int]()
-    while seen is not None and id(seen) not in known:
-        known.add(id(seen))
-        if isinstance(seen, KeyboardInterrupt) and _frames(seen) & ours:
+    # Ctrl-C inside a library's call may come out as another error, such as a lock's. A run may
+    # also start inside a handler of Ctrl-C: only an interrupt that shares a frame is this run's.
+    frames = _frames(error)
+    cause, visited = error.__cause__ or _context(error), set[int]()
+    while cause is not None and id(cause) not in visited:
+        visited.add(id(cause))
+        if isinstance(cause, KeyboardInterrupt) and _frames(cause) & frames:
             return True
-        seen = seen.__cause__ or _context(seen)
+        cause = cause.__cause__ or _context(cause)
     return False
 
 
 def _frames(error: BaseException) -> set[int]:
-    """Those that ``error`` passed through until now."""
+    """The ids of the frames that ``error`` has passed through."""
     return {id(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
 
 
@@ -39,36 +38,37 @@ def _context(error: BaseException) -> BaseException | None:
 
 
 class StoppedError(KeyboardInterrupt):
-    """The user ended the work, and its message says what there is for it."""
+    """The user ended the work; the message says what is there."""
 
 
 class BudgetSpentError(Exception):
-    """Nothing further may be tried: so many evaluations, builds or minutes were spent."""
+    """The budget of evaluations, builds or minutes is spent."""
 
 
 class Observer:
-    """Hears what a run does; this one ignores it all. Subclass what you want to show."""
+    """Receives what a run does, and ignores it; subclass it to show something."""
 
     def step(self, name: str) -> None:
         """A step of the pipeline begins."""
 
     def progress(self, done: int, expected: int, note: str) -> None:
-        """Work inside a step."""
+        """A part of a step is done."""
 
     def best(self, pins: int) -> None:
-        """A set of so many pins passed whatever it was tried on until now."""
+        """A set of ``pins`` layers passed everything it was tried on until now."""
 
     def finding(self, message: str) -> None:
         """Something the user should know now."""
 
 
-_SEARCH, _MOST_KEPT = 0.75, 0.125
+_SEARCH_SHARE = 0.75
+"""The part of the budget that the search may spend; the rest is for validation."""
 
 
 class TimeBudget:
-    """The time that is left, counted from now on; without ``minutes`` there always is some.
+    """The time that is left, counted from now on; without ``minutes`` it is unlimited.
 
-    ``endings`` counts how often something was left out for want of time.
+    ``endings`` counts how often work was left out for lack of time.
     """
 
     def __init__(self, minutes: float | None) -> None:
@@ -76,17 +76,15 @@ class TimeBudget:
         self.endings = 0
         self._began = time.monotonic()
         self._all_s = math.inf if minutes is None else 60.0 * minutes
-        self._share = _SEARCH
+        self._share = _SEARCH_SHARE
 
     def keep(self, seconds: float) -> None:
-        """Leave so many for what comes behind the run's last test, which no clock ends; an eighth
-        of all at most.
-        """
-        self._all_s -= min(seconds, _MOST_KEPT * self._all_s)
+        """Reserve ``seconds``, at most an eighth of the budget, for writing after the last test."""
+        self._all_s -= min(seconds, 0.125 * self._all_s)
 
     @property
     def cut_short(self) -> bool:
-        """Whether anything was."""
+        """Whether anything was left out for lack of time."""
         return self.endings > 0
 
     @property
@@ -95,7 +93,7 @@ class TimeBudget:
         return self._share * self._all_s - (time.monotonic() - self._began)
 
     def search_ended(self) -> None:
-        """What was kept for proofs and tests may be spent from here on."""
+        """Allow the whole budget to be spent from here on."""
         self._share = 1.0
 
     @contextmanager
@@ -110,10 +108,10 @@ class TimeBudget:
             self._all_s = all_s
 
     def check(self) -> None:
-        """Look at the clock.
+        """Check the clock.
 
         Raises:
-            BudgetSpentError: no time is left, or none of the part of it that is spent.
+            BudgetSpentError: no time is left.
         """
         if self.left_s <= 0.0:
             self.endings += 1
@@ -121,9 +119,7 @@ class TimeBudget:
 
 
 class TimedObserver(Observer):
-    """Passes on what it hears, and ends work whose time is spent: whatever takes long tells of its
-    progress.
-    """
+    """Passes everything on, and ends work at its next progress once the time is spent."""
 
     def __init__(self, inner: Observer, time_budget: TimeBudget) -> None:
         self._inner = inner

@@ -20,13 +20,14 @@ from typing import TypeVar
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
-_ASKED: list[int] = []
-"""What :func:`at_most` was asked for: of the process, since BLAS's and our thread pools are."""
+# A global of the process, as the thread pools of BLAS and ONNX Runtime are.
+_THREAD_LIMITS: list[int] = []
+"""The limits of the :func:`at_most` blocks that are entered."""
 
 
 def thread_count() -> int:
     """How many threads may be busy: the usable cores, or fewer inside :func:`at_most`."""
-    return min([usable_cores(), *_ASKED])
+    return min([usable_cores(), *_THREAD_LIMITS])
 
 
 @contextmanager
@@ -35,16 +36,16 @@ def at_most(threads: int | None) -> Iterator[None]:
     if threads is None:
         yield
         return
-    _ASKED.append(threads)
+    _THREAD_LIMITS.append(threads)
     try:
         yield
     finally:
-        _ASKED.remove(threads)
+        _THREAD_LIMITS.remove(threads)
 
 
 @cache
 def usable_cores() -> int:
-    """The least of the machine's cores, the process' affinity and its quota; at least 1."""
+    """The smallest of the machine's cores, the process's affinity and its quota; at least 1."""
     counts: list[float] = [os.cpu_count() or 1]
     if hasattr(os, "sched_getaffinity"):
         counts.append(len(os.sched_getaffinity(0)))
@@ -53,13 +54,11 @@ def usable_cores() -> int:
 
 
 def quota_of(folders: list[Path]) -> float:
-    """The smallest quota that cgroups grant, in cores; infinite where none is set.
-
-    Version 2 writes ``cpu.max`` ("max 100000" or "150000 100000", microseconds of each period),
-    version 1 ``cpu.cfs_quota_us`` (-1 for none) and ``cpu.cfs_period_us`` (Linux,
-    Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst).
-    """
-    found = [math.inf]
+    """The smallest quota that the cgroups in ``folders`` grant, in cores; infinite for none."""
+    # Linux, Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst: version 2 writes
+    # cpu.max ("max 100000" or "150000 100000", microseconds of each period), version 1
+    # cpu.cfs_quota_us (-1 for none) and cpu.cfs_period_us.
+    quotas = [math.inf]
     for folder in folders:
         words = _read(folder / "cpu.max").split()
         if len(words) != 2:
@@ -69,12 +68,12 @@ def quota_of(folders: list[Path]) -> float:
         except ValueError:  # "max", or no such file
             continue
         if quota > 0 and period > 0:
-            found.append(quota / period)
-    return min(found)
+            quotas.append(quota / period)
+    return min(quotas)
 
 
 def own_cgroups(controller: str, own: Path = _OWN, root: Path = _CGROUPS) -> list[Path]:
-    """The folders of this process' cgroups and of those around them."""
+    """The folders of this process's cgroups and of their parents."""
     folders = [root, root / controller, root / "cpu,cpuacct"]
     for line in _read(own).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -97,37 +96,37 @@ _MEMORY_FILES = (
     ("memory.max", "memory.current", ""),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""Of cgroups 2 and 1: the limit, the use, and what stands before the names of memory.stat."""
+"""Of cgroups 2 and 1: the limit, the usage, and the prefix of the names in memory.stat."""
 
 LARGE = 256 << 20
-"""Bytes of weights, or of activations, from which on a copy more of them counts."""
+"""Bytes of weights or activations from which on another copy matters."""
 
 
 def free_bytes() -> int | None:
-    """What this process may still take, by the system and its container; None if neither says."""
-    found = []
+    """The bytes that the system, the container and ulimit leave; None if none of them says."""
+    free = []
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
+                free.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError, IndexError):
         pass
     for group, (most, used, prefix) in product(own_cgroups("memory"), _MEMORY_FILES):
         try:
             limit, taken = (int((group / p).read_text(encoding="ascii")) for p in (most, used))
             lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
-            held = dict(line.split(maxsplit=1) for line in lines)
+            statistics = dict(line.split(maxsplit=1) for line in lines)
             # Pages of files are given back when memory runs short.
-            cached = sum(int(held[f"{prefix}{kind}_file"]) for kind in ("inactive", "active"))
+            cached = sum(int(statistics[f"{prefix}{kind}_file"]) for kind in ("inactive", "active"))
         except (OSError, ValueError, KeyError):  # no container, or one without a limit ("max")
             continue
-        found.append(max(0, limit - max(0, taken - cached)))
-    found += _limits_left()
-    return min(found, default=None)
+        free.append(max(0, limit - max(0, taken - cached)))
+    free += _ulimits_left()
+    return min(free, default=None)
 
 
 def room_bytes(counted: int) -> int | None:
-    """What this process may hold in all: what is free and, up to ``counted``, what it holds now."""
+    """The free bytes plus what this process uses now, the latter up to ``counted``."""
     free = free_bytes()
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
@@ -136,8 +135,8 @@ def room_bytes(counted: int) -> int | None:
     return None if free is None else free + min(pages * mmap.PAGESIZE, counted)
 
 
-def _limits_left() -> list[int]:
-    """The bytes that each limit of this process (``ulimit -v``, ``-d``) leaves."""
+def _ulimits_left() -> list[int]:
+    """The bytes that ``ulimit -v`` and ``ulimit -d`` leave."""
     try:
         import resource
 
@@ -153,9 +152,8 @@ def _limits_left() -> list[int]:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held; 0 where the system does not tell."""
-    # What getrusage says begins with the peak of whoever started the process: of a test's, or of a
-    # notebook's.
+    """The peak memory of this process; 0 where the system does not say."""
+    # getrusage's peak includes that of the process which started this one.
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
@@ -168,8 +166,8 @@ def peak_bytes() -> int:
 
 
 def give_back() -> None:
-    """Let what was freed go back to the system; takes some milliseconds."""
-    with contextlib.suppress(OSError, AttributeError):  # another library than GNU's
+    """Return freed memory to the system."""
+    with contextlib.suppress(OSError, AttributeError):  # not the GNU C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -186,7 +184,7 @@ Answer = TypeVar("Answer")
 
 
 def in_order(work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
-    """The answer of each of ``items`` in order, as many of them in work as there may be threads."""
+    """The answer of each of ``items`` in order, computed on :func:`thread_count` threads."""
     stream = iter(items)
     first = list(islice(stream, 2))
     most = thread_count()
@@ -207,7 +205,10 @@ def on_pool(
     items: Iterable[Item],
     at_once: Callable[[Item], int],
 ) -> Iterator[Answer]:
-    """The answer of each of ``items`` in order; what is not asked for any more is not begun."""
+    """The answer of each of ``items`` in order; closing the iterator cancels the rest.
+
+    At most ``most`` run at a time, or fewer from an item on whose ``at_once`` is smaller.
+    """
     waiting: deque[Future[Answer]] = deque()
     fit = most
     try:

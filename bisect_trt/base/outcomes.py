@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What trying one plan showed."""
+    """The outcome of an evaluation."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -21,14 +21,13 @@ class Verdict(StrEnum):
 
     @property
     def passed(self) -> bool:
-        """Only a clear pass passes; an unsure or broken evaluation never makes a pin look
-        superfluous.
-        """
+        """Whether it is a clear pass."""
+        # Unsure and broken ones are none: they must never make a pin look superfluous.
         return self is Verdict.PASS
 
 
 class Cause(StrEnum):
-    """Triage's word, as run.json holds it."""
+    """Why the numbers are wrong, as run.json has it."""
 
     NONE = "none"
     GOLDEN_MISMATCH = "golden-mismatch"
@@ -45,7 +44,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class CauseFound:
-    """One of several causes: its ``name``, the ``layers`` that it is seen in, and a sentence."""
+    """One of several causes: its ``name``, the ``layers`` that show it, and a sentence."""
 
     name: Cause
     layers: tuple[str, ...]
@@ -54,10 +53,7 @@ class CauseFound:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The cause in a word and a sentence; ``causes`` are all, the largest first.
-
-    A step that returns a bare one settles the case: nothing is searched.
-    """
+    """The cause in a word and a sentence; ``causes`` are all, the largest first."""
 
     cause: Cause
     sentence: str
@@ -65,29 +61,29 @@ class Diagnosis:
 
     @property
     def all_causes(self) -> tuple[CauseFound, ...]:
-        """The causes, also where there is one and nothing more is known of it."""
+        """``causes``, or the only cause without its layers."""
         if self.causes or self.cause is Cause.NONE:
             return self.causes
         return (CauseFound(self.cause, (), self.sentence),)
 
     @staticmethod
     def of(causes: Sequence[CauseFound]) -> Diagnosis:
-        """The diagnosis of ``causes``, the largest first, one at least."""
+        """The diagnosis of one or more ``causes``, the largest first."""
         return Diagnosis(causes[0].name, " ".join(c.sentence for c in causes), tuple(causes))
 
 
 VANISHING = "weight-underflow"
-"""The kind of a constant that is partly below the smallest number; many models have dozens."""
-
+"""Kind of finding: a constant is partly below the format's smallest number."""
 
 WRITTEN_OUT = "written-out"
-"""The kind of a layer that an engine computes in several steps."""
+"""Kind of finding: an engine computes a layer in several steps."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``kind`` for machines, the layer or tensor that it is about (``where``), one sentence;
-    ``weighty`` where the answer misleads without it, so that the headline has to say it.
+    """A sentence (``message``) on a layer or tensor (``where``), with its ``kind`` for machines.
+
+    ``weighty``: the answer misleads without it, so the headline says it.
     """
 
     kind: str
@@ -98,13 +94,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Reproducibility:
-    """``differing`` of ``runs`` gave another answer to a sample than most of its runs did.
+    """How the repeated runs of an engine differ.
 
-    ``passed`` runs met the requirements; ``best`` and ``worst`` are the scores of the answers to
-    the sample that they differ most for. ``apart`` is the largest difference between two answers,
-    over the range of the reference's output, on ``output`` of ``sample``; infinite where only one
-    is finite. In ``right`` of ``processes`` every run met the requirements; None where nobody
-    counted. ``broken`` is how a run ended that gave no answer.
+    ``runs``: how many there were; ``differing``: with other outputs than most runs of the sample.
+    ``passed``: runs that met the requirements.
+    ``best``, ``worst``: the scores on the sample whose outputs differ most.
+    ``apart``: the largest difference between two runs over the reference's range, on ``output`` of
+    ``sample``; infinite where only one is finite.
+    ``processes``: how many there were; ``right``: those in which every run met the requirements,
+    None if not counted.
+    ``broken``: how a run without outputs ended.
     """
 
     runs: int
@@ -120,24 +119,24 @@ class Reproducibility:
     broken: str = ""
 
     def of_set(self, best: float, worst: float) -> Reproducibility:
-        """The same runs where all samples are judged together."""
+        """The same runs with all samples judged together."""
         usual = self.runs - self.differing if best <= 1.0 else 0
         passed = self.runs if worst <= 1.0 else usual
         return replace(self, passed=passed, best=best, worst=worst)
 
     @property
     def reproducible(self) -> bool:
-        """Whether all answers to each sample were the same, bit for bit."""
+        """Whether all runs of each sample gave the same bits."""
         return self.differing == 0
 
     @property
     def decides(self) -> bool:
-        """Whether the verdict depends on it: a run fails, and others are better by a tenth."""
+        """Whether the verdict depends on the run: one fails, and another is better by a tenth."""
         return self.worst > 1.0 and self.best < 0.9 * self.worst
 
 
 def together(found: Sequence[Reproducibility]) -> Reproducibility:
-    """Those of several samples: counts added, the rest of the least reproducible."""
+    """Several samples as one: counts add up, the rest is the least reproducible sample's."""
     last = max(found, key=lambda s: (s.decides, s.differing > 0, _gap(s), s.apart))
     return replace(
         last,
@@ -149,18 +148,16 @@ def together(found: Sequence[Reproducibility]) -> Reproducibility:
 
 
 def _gap(one: Reproducibility) -> float:
-    """In tolerances; infinite where only one of the two is finite."""
+    # inf - inf is NaN
     return 0.0 if one.best == one.worst else one.worst - one.best
 
 
 CONFIDENCE = 0.95
-"""Of everything that is said of inputs, or of runs, that nobody has seen."""
-
-_RARE = 1.0 - CONFIDENCE
+"""The confidence of every statement on unseen inputs or runs."""
 
 
 class InputKind(StrEnum):
-    """What a plan is judged on; the value is its name in files."""
+    """The kind of inputs that a plan is judged on; the value is its name in files."""
 
     GIVEN = "given"
     PERTURBED = "perturbed"
@@ -169,7 +166,7 @@ class InputKind(StrEnum):
 
     @property
     def words(self) -> str:
-        """As tables and plots call it."""
+        """Its name in tables and plots."""
         return _WORDS[self]
 
 
@@ -182,7 +179,7 @@ _WORDS = {
 
 
 class ValidationVerdict(StrEnum):
-    """What the tests say of inputs that nobody has shown."""
+    """What validation says of unseen inputs."""
 
     VALIDATED = "validated"
     INCONCLUSIVE = "inconclusive"
@@ -193,9 +190,9 @@ class ValidationVerdict(StrEnum):
 class Tally:
     """``passed`` of ``tested`` samples of one kind met the requirements.
 
-    ``lower_bound`` is the share of all such samples that do, at least; 0 for the given inputs,
-    which the search saw. ``worst_score`` is the largest score, NaN where nothing was tested, and
-    ``worst`` the sample that had it.
+    ``lower_bound``: the share of all such samples that do, at least; 0 for the given inputs, which
+    the search saw. ``worst_score``: the largest score, NaN if nothing was tested; ``worst``: the
+    sample that has it.
     """
 
     passed: int = 0
@@ -206,26 +203,28 @@ class Tally:
 
     @property
     def share(self) -> float:
-        """The share that passed, NaN where nothing was tested."""
+        """The share that passed; NaN if nothing was tested."""
         return self.passed / self.tested if self.tested else float("nan")
 
     def misses(self, wanted: float) -> bool:
-        """Whether fewer passed than chance explains, had ``wanted`` of all such samples passed."""
-        return _chance(self.passed, self.tested, wanted) <= _RARE + 1e-9
+        """Whether fewer passed than chance explains if ``wanted`` of all such samples pass."""
+        return _is_rare(_chance(self.passed, self.tested, wanted))
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What a plan holds on: given, perturbed, augmented and held out inputs.
+    """The outcome of a plan on the given inputs and on inputs that the search has not used.
 
-    The ``wanted`` shares are what is asked for of unseen, augmented and given inputs; ``fitted`` is
-    true where only the given inputs were searched with. ``set_size`` inputs were judged together,
-    and ``holdout_size`` of those kept apart. ``prediction_limit`` is what other inputs may score,
-    by what copies do: infinite where nothing can be told, NaN where nothing was asked.
-    ``has_margin`` is false where a score says only whether an input holds. ``copies`` are the
-    stream of the copies and their number. ``unfinished`` is true where the run ended before any was
-    tested, ``spent`` where the search had seen all augmented inputs that can be made, ``alike``
-    where the given inputs are few and of one kind.
+    ``given``, ``perturbed``, ``augmented``, ``holdout``: what passed of each kind.
+    ``wanted``, ``wanted_of_augmented``, ``wanted_of_given``: the shares that have to pass.
+    ``fitted``: the search used the given inputs only.
+    ``set_size``, ``holdout_size``: how many given, or held out, inputs are judged together.
+    ``prediction_limit``: what an unseen input may score; infinite if unknown, NaN if not computed.
+    ``has_margin``: the score says more than pass or fail.
+    ``copies``: the random stream of the copies, and their number.
+    ``unfinished``: the run ended before anything was tested.
+    ``spent``: the search has used every augmented input that can be made.
+    ``alike``: the given inputs are few and of one kind.
     """
 
     given: Tally
@@ -246,18 +245,13 @@ class Validation:
     alike: bool = False
 
     def of(self, kind: InputKind) -> Tally:
-        """What was found on inputs of ``kind``."""
-        found: Tally = getattr(self, kind.value)
-        return found
+        """The tally of inputs of ``kind``."""
+        tally: Tally = getattr(self, kind.value)
+        return tally
 
     @property
     def word(self) -> ValidationVerdict | None:
-        """The verdict; None where the given inputs miss their share.
-
-        Validated: the share is bounded (:attr:`is_bounded`), those kept apart have it, and there is
-        room for other inputs (:attr:`leaves_room`). Overfitted: some kind misses its share by more
-        than chance explains. Inconclusive: between the two.
-        """
+        """The verdict; None where the given inputs miss their share."""
         if not self.given_hold:
             return None
         if self.missed:
@@ -269,27 +263,27 @@ class Validation:
 
     @property
     def given_hold(self) -> bool:
-        """Whether so many of the given inputs hold as must."""
+        """Whether enough of the given inputs pass."""
         return self.given.passed >= at_least(self.wanted_of_given, self.given.tested)
 
     @property
     def missed(self) -> tuple[Tally, ...]:
-        """The kinds beside the given inputs of which fewer hold than chance explains."""
-        # A set of those kept apart is one observation, and of other inputs than the given sets.
+        """The kinds beside the given inputs of which fewer pass than chance explains."""
+        # A set of held out inputs is one observation: too few for a share.
         alone = [(self.holdout, self.wanted)] if self.holdout_size == 1 else []
         return tuple(kind for kind, wanted in (*self._copied, *alone) if kind.misses(wanted))
 
     @property
     def is_bounded(self) -> bool:
-        """Whether each kind of copies, or inputs kept apart and judged alone, bound the share."""
+        """Whether the copies of each kind, or the held out inputs, prove the wanted share."""
         tested = [(kind, wanted) for kind, wanted in self._copied if kind.tested]
         bounded = bool(tested) and all(kind.lower_bound >= wanted for kind, wanted in tested)
         bounded = bounded and not self.spent
-        return bounded or (self.holdout_size == 1 and self._apart)
+        return bounded or (self.holdout_size == 1 and self._holdout_proves)
 
     @property
-    def _apart(self) -> bool:
-        """Whether inputs kept apart bound the share that is wanted."""
+    def _holdout_proves(self) -> bool:
+        """Whether the held out inputs prove the wanted share."""
         return self.holdout.tested > 0 and self.holdout.lower_bound >= self.wanted
 
     @property
@@ -298,33 +292,35 @@ class Validation:
 
     @property
     def of_one(self) -> bool:
-        """Whether a single input is given."""
+        """Whether there is a single given input."""
         return self.given.tested == self.set_size == 1
 
     @property
     def leaves_room(self) -> bool:
-        """Whether what was tested speaks for other inputs.
-
-        Those kept apart bound the share, or the prediction limit is within the tolerance, or the
-        real inputs bound the share, being many (59 for 0.95). Copies of one input are one text, or
-        one scene: by themselves they say too little of others (benchmarks/results/validation.md).
-        """
-        if self._apart or not self.prediction_limit > 1.0:
+        """Whether the tested inputs say enough of other inputs."""
+        # Copies of one input are one text or one scene: alone they say too little of others
+        # (benchmarks/results/validation.md). Enough are held out inputs, a prediction limit within
+        # the tolerance, or many real inputs (59 for a share of 0.95).
+        if self._holdout_proves or not self.prediction_limit > 1.0:
             return True
         if self.set_size > 1:
             return False
         passed = self.given.passed + self.holdout.passed
         tested = self.given.tested + self.holdout.tested
-        return 1.0 - _chance(passed - 1, tested, self.wanted) <= _RARE + 1e-9
+        return _is_rare(1.0 - _chance(passed - 1, tested, self.wanted))
 
 
 def word_of(validation: Validation | None) -> str | None:
-    """The word as files have it; None where no plan was tested, or none is due."""
+    """The verdict as files have it; None if there is none."""
     return validation.word.value if validation is not None and validation.word is not None else None
 
 
+def _is_rare(chance: float) -> bool:
+    return chance <= 1.0 - CONFIDENCE + 1e-9  # equality must not depend on a last bit
+
+
 def _chance(passed: int, tested: int, share: float) -> float:
-    """That ``passed`` or fewer of ``tested`` pass where ``share`` of all do: the binomial tail."""
+    """The binomial probability of ``passed`` or fewer of ``tested`` if ``share`` of all pass."""
     if share <= 0.0 or passed >= tested:
         return 1.0
     ways = math.lgamma(tested + 1)
@@ -341,5 +337,5 @@ def _chance(passed: int, tested: int, share: float) -> float:
 
 
 def at_least(share: float, count: int) -> int:
-    """How many of ``count`` are ``share`` of them or more: 5 of 5 for 0.95, 1 of 1."""
-    return math.ceil(share * count - 1e-9)
+    """The fewest of ``count`` that are at least ``share`` of them: all 5 of 5 for 0.95."""
+    return math.ceil(share * count - 1e-9)  # 0.55 * 100 is 55.00000000000001

@@ -13,37 +13,36 @@ from typing import Any
 from bisect_trt.base.errors import BadInputError
 
 EXACT = ""
-"""Stands for a neighbour that is FP32 in every plan, such as a graph input."""
+"""The name of a neighbour that is FP32 in every plan, such as a graph input."""
 
 
 @dataclass(frozen=True, eq=False)
 class Movers:
     """The layers that only move values, in network order.
 
-    ``sources`` names the layers that each reads from, ``readers`` those that read from it;
-    :data:`EXACT` may be among them.
+    ``sources``, ``readers``: by mover, the layers before and after it, or :data:`EXACT`.
     """
 
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def closed(self, pinned: frozenset[str]) -> frozenset[str]:
-        """``pinned`` with the movers that stand between two of them."""
+        """``pinned`` with the movers between two pinned layers."""
         if not pinned or not self.sources:
             return pinned
-        exact: dict[str, bool] = {}  # whether a pinned layer is among what it is exact by
+        exact: dict[str, bool] = {}  # movers of FP32 values: whether a pinned layer gives them
         for name, sources in self.sources.items():
             if all(s in exact or s in pinned or s == EXACT for s in sources):
                 exact[name] = any(s in pinned or exact.get(s, False) for s in sources)
         wanted: dict[str, bool] = {}
         for name in reversed(list(self.readers)):
-            asked = [r for r in self.readers[name] if r in wanted or r in pinned or r == EXACT]
-            if asked:
-                wanted[name] = any(r in pinned or wanted.get(r, False) for r in asked)
+            takers = [r for r in self.readers[name] if r in wanted or r in pinned or r == EXACT]
+            if takers:
+                wanted[name] = any(r in pinned or wanted.get(r, False) for r in takers)
         return pinned | {n for n in exact.keys() & wanted.keys() if exact[n] and wanted[n]}
 
     def apart_from(self, names: frozenset[str]) -> Movers:
-        """The movers without ``names``, which stay reduced in every plan."""
+        """The movers without ``names``, layers that stay reduced in every plan."""
         if names.isdisjoint(self.sources):
             return self
         return Movers(
@@ -52,13 +51,13 @@ class Movers:
         )
 
     def inherited(self, pinned: frozenset[str]) -> frozenset[str]:
-        """The movers among ``pinned`` that its other layers bring with them."""
+        """The movers in ``pinned`` that its other layers imply."""
         others = pinned.difference(self.sources)
         return (self.closed(others) & pinned) - others
 
 
 class Precision(StrEnum):
-    """A number format a layer can compute in."""
+    """A number format that a layer computes in."""
 
     FP32 = "fp32"
     TF32 = "tf32"
@@ -73,11 +72,11 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """A base precision and the set of layers pinned to FP32.
+    """A base precision and the layers that are pinned to FP32.
 
-    ``pin_precision`` is what a pinned layer really runs in: FP32, or TF32 on an engine whose FP32
-    is TF32. ``held`` layers stay pinned in every plan made of this one, and so do ``movers``
-    between pinned layers. Two plans that pin the same layers are equal.
+    ``pin_precision``: what pinned layers run in; TF32 on an engine whose FP32 is TF32.
+    ``held``: layers that stay pinned in every plan made from this one.
+    ``movers``: layers that are pinned where they stand between pinned ones.
     """
 
     base: Precision
@@ -91,7 +90,8 @@ class PrecisionPlan:
         object.__setattr__(self, "held", frozenset(self.held))
         if isinstance(self.pinned, str):  # its letters would be taken for layers
             raise TypeError(f"pinned takes the names of layers, such as [{self.pinned!r}]")
-        pinned = frozenset(self.pinned)  # as it is, where it is one: a run may hold a thousand
+        pinned = frozenset(self.pinned)
+        # Without a copy where nothing is held: a run has thousands of plans.
         pinned = self.held | pinned if self.held else pinned
         object.__setattr__(self, "pinned", self.movers.closed(pinned))
         object.__setattr__(self, "pin_precision", Precision(self.pin_precision))
@@ -99,21 +99,21 @@ class PrecisionPlan:
             raise ValueError(f"a pin runs in fp32 or tf32, not {self.pin_precision}")
 
     def precision_of(self, layer: str) -> Precision:
-        """The precision ``layer`` runs in under this plan."""
+        """The precision that ``layer`` runs in."""
         return self.pin_precision if layer in self.pinned else self.base
 
     def with_pins(self, pinned: Iterable[str]) -> PrecisionPlan:
-        """The same plan with another set of pins beside those that are held."""
+        """The same plan with the layers ``pinned`` beside the held ones."""
         return replace(self, pinned=frozenset(pinned))
 
     @property
     def chosen(self) -> frozenset[str]:
-        """The pins but for those that are held."""
+        """The pinned layers without the held ones."""
         return self.pinned - self.held if self.held else self.pinned
 
     @property
     def inherited(self) -> frozenset[str]:
-        """The pins that only move values, and that others bring with them."""
+        """The pinned movers that other pinned layers imply."""
         return self.movers.inherited(self.pinned) - self.held
 
     def with_pins_in(self, precision: Precision) -> PrecisionPlan:
@@ -121,7 +121,7 @@ class PrecisionPlan:
         return replace(self, pin_precision=precision)
 
     def to_json(self) -> str:
-        """A stable text form: keys and pins sorted, so that equal plans are equal bytes."""
+        """The plan as text, the same for equal plans."""
         return json.dumps(
             {
                 "base": self.base.value,
@@ -134,7 +134,7 @@ class PrecisionPlan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the text form, for the cache's keys."""
+        """SHA-256 of the text, for the cache's keys."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @staticmethod
@@ -163,7 +163,7 @@ class PrecisionPlan:
 
 @dataclass(frozen=True)
 class Bypass:
-    """``node`` left out where ``source``, one of its inputs, is read in place of its output."""
+    """``node`` is left out, and its input ``source`` is read in place of its output."""
 
     node: str
     source: str
@@ -171,10 +171,7 @@ class Bypass:
 
 @dataclass(frozen=True)
 class Subgraph:
-    """The nodes that are ``kept``, and the bypasses among the others.
-
-    What other nodes gave to the kept ones becomes an input.
-    """
+    """The nodes that are ``kept``, and the bypasses among the others."""
 
     kept: frozenset[str]
     bypassed: frozenset[Bypass] = frozenset()

@@ -1,4 +1,4 @@
-"""One input of the model, and arrays that are made when they are asked for."""
+"""One input of the model, and arrays that are loaded when they are used."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """``arrays`` by graph input name, ``name`` for tables and messages; ``copied`` if this program
-    made it from others.
+    """One input: ``arrays`` by graph input, ``name`` for tables and messages.
+
+    ``copied``: it is a perturbed or augmented copy of another.
     """
 
     name: str
@@ -26,85 +27,84 @@ class Sample:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the names, types, shapes and values: what the cache knows the sample by."""
-        return self._read[0]
+        """SHA-256 of names, types, shapes and values, for the cache's keys."""
+        return self._properties[0]
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """By graph input name."""
-        return self._read[1]
+        """The shapes by graph input."""
+        return self._properties[1]
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays."""
-        return self._read[2]
+        """The bytes of all arrays."""
+        return self._properties[2]
 
     @cached_property
-    def _read(self) -> tuple[str, dict[str, tuple[int, ...]], int]:
-        """Digest, shapes and bytes: arrays that come from files, or are made, are read once for
-        all three.
-        """
-        found, shapes, nbytes = hashlib.sha256(), {}, 0
+    def _properties(self) -> tuple[str, dict[str, tuple[int, ...]], int]:
+        """The digest, the shapes and the bytes."""
+        # All three at once, since the arrays may have to be loaded for each.
+        digest, shapes, nbytes = hashlib.sha256(), {}, 0
         for name in sorted(self.arrays):
             array = self.arrays[name]
             shapes[name], nbytes = tuple(array.shape), nbytes + int(array.nbytes)
-            found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+            digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
             whole = array if array.flags.c_contiguous else array.copy()
-            found.update(whole.view("u1").data if whole.ndim and whole.size else whole.tobytes())
-        return found.hexdigest(), shapes, nbytes
+            digest.update(whole.view("u1").data if whole.ndim and whole.size else whole.tobytes())
+        return digest.hexdigest(), shapes, nbytes
 
 
 Item = TypeVar("Item")
 
 
 def evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """At most ``most`` of ``items``, such as samples, spread over their order."""
+    """At most ``most`` of ``items``, evenly spread over their order."""
     if len(items) <= most:
         return list(items)
     return [items[i * len(items) // most] for i in range(most)]
 
 
-MOST_BYTES = 16 << 20
-"""Who reads the same arrays several times reads so many at a time, or has them made again."""
+RECENT_BYTES = 16 << 20
+"""The bytes of loaded arrays that :class:`RecentArrays` keeps."""
 
 
-class _Recent:
-    """What was loaded last, up to 16 MB in all."""
+class RecentArrays:
+    """Keeps the latest arrays that several :class:`LazyArrays` have loaded."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, Mapping[str, Any]] = OrderedDict()
+        self._arrays: OrderedDict[int, Mapping[str, Any]] = OrderedDict()
         self._bytes = 0
         # Reentrant: the garbage collector may free a mapping while another is being looked up.
         self._lock = RLock()
 
     def get(self, key: int, load: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The arrays of ``key``, from ``load`` if they are not kept."""
         with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-                return self._known[key]
-        found = load()
+            if key in self._arrays:
+                self._arrays.move_to_end(key)
+                return self._arrays[key]
+        loaded = load()  # without the lock: loading may take long
         with self._lock:
-            if key not in self._known:
-                self._known[key] = found
-                self._bytes += _size(found)
-            while self._bytes > MOST_BYTES and len(self._known) > 1:
-                self._bytes -= _size(self._known.popitem(last=False)[1])
-        return found
+            if key not in self._arrays:
+                self._arrays[key] = loaded
+                self._bytes += _size(loaded)
+            while self._bytes > RECENT_BYTES and len(self._arrays) > 1:
+                self._bytes -= _size(self._arrays.popitem(last=False)[1])
+        return loaded
 
     def drop(self, key: int) -> None:
+        """Forget the arrays of ``key``."""
         with self._lock:
-            found = self._known.pop(key, None)
-            self._bytes -= _size(found) if found is not None else 0
-
-
-_RECENT = _Recent()
+            dropped = self._arrays.pop(key, None)
+            self._bytes -= _size(dropped) if dropped is not None else 0
 
 
 class LazyArrays(Mapping[str, Any]):
-    """A mapping of name to array, loaded again when it was not used for a while."""
+    """Arrays by name that are loaded on use, and again once ``recent`` has dropped them."""
 
-    def __init__(self, load: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, load: Callable[[], Mapping[str, Any]], recent: RecentArrays) -> None:
         self._load = load
+        self._recent = recent
 
     def __getitem__(self, name: str) -> Any:
         return self._arrays()[name]
@@ -116,14 +116,14 @@ class LazyArrays(Mapping[str, Any]):
         return len(self._arrays())
 
     def __del__(self) -> None:
-        _RECENT.drop(id(self))
+        self._recent.drop(id(self))  # another object may get this id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process gets the arrays themselves: it may not have the file."""
+        """Pickles the arrays themselves: another process may not have the file."""
         return dict, (dict(self._arrays()),)
 
     def _arrays(self) -> Mapping[str, Any]:
-        return _RECENT.get(id(self), self._load)
+        return self._recent.get(id(self), self._load)
 
 
 def _size(arrays: Mapping[str, Any]) -> int:

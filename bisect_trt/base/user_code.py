@@ -1,4 +1,4 @@
-"""The user's own code (metrics, input sources): loading it, calling it, and knowing it again."""
+"""The user's own code (metrics, input sources): loads it, calls it, and hashes its sources."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from bisect_trt.base.errors import BadInputError, MachineError, is_out_of_memory
 
 
 def source_digest(function: Callable[..., Any], loaded_as: str = "") -> str:
-    """SHA-256 of the user's files that ``function`` is made of, and of the values that it holds.
+    """SHA-256 of the user's files that ``function`` comes from, and of the values that it uses.
 
-    What the code reads, and installed packages, are not seen: ``--fresh`` is for those.
-    ``loaded_as`` is the text that it was loaded by, if any: its files then say everything.
+    ``loaded_as`` is its ``module:function`` where it was loaded by name: then the files are enough.
     """
+    # Files that the code reads and installed packages are not hashed: --fresh is for those.
     module_name, _, name = loaded_as.rpartition(":")
-    found = hashlib.sha256(name.encode(errors="replace"))
-    start = _file_of(_known_as(module_name) if loaded_as else _module_of(function))
+    digest = hashlib.sha256(name.encode(errors="replace"))
+    start = _file_of(_imported_as(module_name) if loaded_as else _module_of(function))
     for path in sorted(_own_files(start)) if start is not None else ():
-        found.update(path.name.encode(errors="replace") + path.read_bytes())
+        digest.update(path.name.encode(errors="replace") + path.read_bytes())
     if start is None or not loaded_as:
-        found.update(_by_value(function))
-    return found.hexdigest()
+        digest.update(_by_value(function))
+    return digest.hexdigest()
 
 
 def _own_files(start: Path) -> set[Path]:
-    """``start`` and the user's files that it imports, also inside functions, imports followed."""
+    """``start`` and the user's files that it imports, directly or not."""
     found, waiting = set[Path](), [start]
     while waiting:
         path = waiting.pop().resolve()
@@ -57,7 +57,7 @@ def _own_files(start: Path) -> set[Path]:
 
 
 def _imported_files(path: Path, node: ast.AST) -> Iterator[Path]:
-    """The files that an import statement of ``path`` may name."""
+    """The files that ``node`` of ``path`` may import."""
     folders = [path.parent, *map(Path, sys.path)]
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
@@ -76,29 +76,31 @@ def _imported_files(path: Path, node: ast.AST) -> Iterator[Path]:
 
 
 class _ByValue(pickle.Pickler):
-    """Pickles functions and classes by what they are made of; nobody reads it back."""
+    """Pickles functions and classes by their code and values, to be hashed only."""
 
     def __init__(self) -> None:
         self.written = io.BytesIO()
         super().__init__(self.written, protocol=5)
 
     def reducer_override(self, value: Any) -> Any:
-        """How ``value`` is pickled; a state may refer to ``value`` itself."""
+        """How ``value`` is pickled."""
+        # All parts are given as a state, which may refer to ``value`` itself.
         if isinstance(value, CodeType):
-            # Python orders a set anew in each process.
+            # The order of a set differs from process to process.
             constants = [
                 sorted(c, key=repr) if isinstance(c, frozenset) else c for c in value.co_consts
             ]
             return list, (), (value.co_code, value.co_names, constants)
         if isinstance(value, ModuleType):
-            known = value.__name__ in sys.modules
+            is_imported = value.__name__ in sys.modules
             version = getattr(value, "__version__", "")
-            return list, (), (value.__name__, version, {} if known else _attributes(value))
+            attributes = {} if is_imported else _attributes(value)
+            return list, (), (value.__name__, version, attributes)
         if isinstance(value, FunctionType) and _is_own(value):
             used = {n: value.__globals__.get(n) for n in sorted(_names(value.__code__))}
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            held = (value.__defaults__, value.__kwdefaults__, vars(value))
-            return list, (), (value.__code__, used, cells, held)
+            own = (value.__defaults__, value.__kwdefaults__, vars(value))
+            return list, (), (value.__code__, used, cells, own)
         if isinstance(value, type) and _is_own(value):
             return list, (), (value.__qualname__, value.__bases__, _attributes(value))
         if isinstance(value, (staticmethod, classmethod)):
@@ -107,7 +109,7 @@ class _ByValue(pickle.Pickler):
 
 
 def _by_value(function: Callable[..., Any]) -> bytes:
-    """What ``function`` is made of; never the same twice where that cannot be told."""
+    """The code and values of ``function`` as bytes; random where they cannot be pickled."""
     pickler = _ByValue()
     try:
         pickler.dump(function)
@@ -116,15 +118,10 @@ def _by_value(function: Callable[..., Any]) -> bytes:
     return pickler.written.getvalue()
 
 
-def _ordered(constant: Any) -> Any:
-    """A set as a list: Python orders its members anew in each process."""
-    return sorted(constant, key=repr) if isinstance(constant, frozenset) else constant
-
-
 def _attributes(holder: type | ModuleType) -> dict[str, Any]:
-    """What a class or module holds, but for what Python puts into each."""
-    of_every_one = ("__dict__", "__weakref__", "__doc__", "__builtins__")
-    return {n: v for n, v in vars(holder).items() if n not in of_every_one}
+    """The attributes of a class or module without those that Python adds to each."""
+    added = ("__dict__", "__weakref__", "__doc__", "__builtins__")
+    return {n: v for n, v in vars(holder).items() if n not in added}
 
 
 def _names(code: CodeType) -> set[str]:
@@ -133,8 +130,8 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether a function or class is the user's, or one that no name leads to."""
-    if "<" in value.__qualname__:
+    """Whether a function or class is the user's, or cannot be imported by its name."""
+    if "<" in value.__qualname__:  # <lambda>, <locals>
         return True
     module = sys.modules.get(value.__module__)
     path = getattr(module, "__file__", None)
@@ -149,7 +146,7 @@ def _module_of(function: Callable[..., Any]) -> str:
 
 
 def _file_of(module: str) -> Path | None:
-    """The Python file of a module that was imported, if it is the user's."""
+    """The Python file of an imported module of the user's, or None."""
     name = getattr(sys.modules.get(module), "__file__", None) or ""
     path = Path(name)
     return path if path.suffix == ".py" and path.is_file() and is_users(path) else None
@@ -157,12 +154,12 @@ def _file_of(module: str) -> Path | None:
 
 @functools.cache
 def _not_users() -> tuple[Path, ...]:
-    """Where Python's own modules and installed packages lie; this package counts by its version."""
+    """The folders of Python's modules, of installed packages and of this package."""
     paths = sysconfig.get_paths()
     names = [paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     names += [*site.getsitepackages(), site.getusersitepackages()]
-    ours = Path(__file__).resolve().parents[2]
-    return (ours, *{Path(n).resolve() for n in names if n})
+    package = Path(__file__).resolve().parents[2]
+    return (package, *{Path(n).resolve() for n in names if n})
 
 
 def is_users(path: Path) -> bool:
@@ -171,22 +168,20 @@ def is_users(path: Path) -> bool:
     return not any(full.is_relative_to(folder) for folder in _not_users())
 
 
-_ALONE = RLock()
-"""Standard output is the process's, not a thread's: one call of the user's code at a time."""
+# Standard output belongs to the process, so one thread at a time may redirect it.
+_STDOUT_LOCK = RLock()
 
 
 @contextlib.contextmanager
 def users_code(what: str) -> Iterator[None]:
-    """Runs the user's code: it may import from the current folder, and its errors are named as its.
-
-    What it prints goes to standard error, since standard output is the answer's.
+    """Runs the user's code with the current folder importable and its output on standard error.
 
     Raises:
         BadInputError: the code raised.
         MachineError: there was not enough memory for it.
     """
     here = os.getcwd()
-    with _ALONE, contextlib.redirect_stdout(sys.stderr):
+    with _STDOUT_LOCK, contextlib.redirect_stdout(sys.stderr):
         sys.path.insert(0, here)
         try:
             yield
@@ -194,27 +189,27 @@ def users_code(what: str) -> Iterator[None]:
             raise
         except SystemExit as error:
             raise BadInputError(f"{what}: it called exit({error.code})") from error
-        except Exception as error:  # the user's code may raise anything; say whose it was
+        except Exception as error:  # the user's code may raise anything
             if is_out_of_memory(error):
                 raise MachineError(f"{what}: out of memory") from error
-            said = f"{type(error).__name__}: {one_line(error)}{_place(error)}"
-            raise BadInputError(f"{what}: {said}") from error
+            reason = f"{type(error).__name__}: {one_line(error)}{_place(error)}"
+            raise BadInputError(f"{what}: {reason}") from error
         finally:
-            with contextlib.suppress(ValueError):  # the code may have changed the path itself
+            with contextlib.suppress(ValueError):  # the code may have changed sys.path
                 sys.path.remove(here)
-            with contextlib.suppress(OSError):  # and have gone elsewhere
+            with contextlib.suppress(OSError):  # or the current folder
                 os.chdir(here)
 
 
 def _place(error: Exception) -> str:
-    """The innermost line of the user's own that ``error`` came from, if there is one."""
+    """The innermost line of the user's code in the traceback of ``error``."""
     places = [(Path(f.filename), f.lineno) for f in extract_tb(error.__traceback__)]
     own = [(path.name, line) for path, line in places if path.is_file() and is_users(path)]
     return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
 
 
 def load_function(text: str, flag: str) -> Callable[..., Any]:
-    """The function that ``module:function`` or ``file.py:function`` names.
+    """The function named by ``module:function`` or ``file.py:function``.
 
     Raises:
         BadInputError: names ``flag`` and why it cannot be imported.
@@ -222,12 +217,12 @@ def load_function(text: str, flag: str) -> Callable[..., Any]:
     function = load_object(text, flag)
     if not callable(function):
         raise BadInputError(f"{flag} {text!r}: {text.rpartition(':')[2]} is not a function")
-    found: Callable[..., Any] = function
-    return found
+    checked: Callable[..., Any] = function
+    return checked
 
 
 def load_object(text: str, flag: str) -> Any:
-    """The object that ``module:name`` or ``file.py:name`` names.
+    """The object named by ``module:name`` or ``file.py:name``.
 
     Raises:
         BadInputError: names ``flag`` and why it cannot be imported.
@@ -248,19 +243,20 @@ def load_object(text: str, flag: str) -> Any:
     return found
 
 
-def _known_as(name: str) -> str:
-    """The module's name. A file's must not take the place of a module that is called like it."""
+def _imported_as(name: str) -> str:
+    """The name in ``sys.modules`` of a module or file."""
+    # A file must not replace a module of the same name.
     return f"_bisect_trt_user_{Path(name).stem}" if name.endswith(".py") else name
 
 
 def _module(name: str) -> ModuleType:
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    known_as = _known_as(name)
-    spec = importlib.util.spec_from_file_location(known_as, name)
+    imported_as = _imported_as(name)
+    spec = importlib.util.spec_from_file_location(imported_as, name)
     if spec is None or spec.loader is None:
         raise ImportError(f"{name} cannot be imported")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[known_as] = module  # pickles and dataclasses look it up there
+    sys.modules[imported_as] = module  # pickle and dataclasses look it up there
     spec.loader.exec_module(module)
     return module

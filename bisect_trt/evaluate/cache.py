@@ -1,4 +1,4 @@
-"""Evaluations on disk, so that a repeated command asks nothing twice."""
+"""Evaluations on disk, so that a repeated command executes nothing twice."""
 
 from __future__ import annotations
 
@@ -26,20 +26,24 @@ from bisect_trt.metrics.errors import TensorError
 
 CACHE = "cache.sqlite"
 _FORM = 2
+"""The version of the file's layout."""
+
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS answers "
     "(key TEXT PRIMARY KEY, kind TEXT, meta TEXT, payload BLOB, checksum TEXT)"
 )
 _LOCK_TIMEOUT_S = 10.0
+"""How long to wait for another process's transaction."""
+
 _WRITE_EVERY_S = 0.5
-"""A transaction for each row would take as long as a small network's inference."""
+"""The least time between transactions: one for each row is as slow as a small network."""
 
 _FAILURES = (sqlite3.Error, UnicodeDecodeError)
-"""A damaged name or word may not even be text."""
+"""What SQLite raises; text in a damaged file may not decode."""
 
 
 class Row(NamedTuple):
-    """One answer: ``meta`` is any JSON value, ``payload`` bytes beside it."""
+    """One entry: ``meta`` is any JSON value, ``payload`` the bytes beside it."""
 
     key: str
     kind: str
@@ -53,14 +57,12 @@ def content_key(*parts: object) -> str:
 
 
 class Cache:
-    """The cache in ``folder``; several threads may share it.
+    """The cache in ``folder``, for several threads; ``fresh`` empties it.
 
-    A damaged one is set aside, and ``note`` says so; it is empty otherwise. ``is_new`` where there
-    was none. With ``fresh`` its answers are removed.
+    ``note``: says that a damaged cache was set aside, or is empty. ``is_new``: there was no cache.
 
     Raises:
-        BadInputError: the file is no cache, or one of a later version of the tool, or cannot be
-            written.
+        BadInputError: the file is no cache, is of a later version, or cannot be written.
         MachineError: the disk is full.
     """
 
@@ -91,7 +93,7 @@ class Cache:
             )
 
     def recall(self, key: str) -> tuple[Any, bytes] | None:
-        """What was recorded under ``key``, JSON value and bytes; None if nothing was, or damaged.
+        """The JSON value and the bytes of ``key``; None if it is absent or damaged.
 
         Raises:
             MachineError: the disk failed.
@@ -112,13 +114,13 @@ class Cache:
         return json.loads(row[1]), bytes(row[2])
 
     def record_later(self, row: Row) -> None:
-        """Keep ``row`` for the next transaction, which begins here if the last is long ago."""
+        """Keep ``row`` for the next transaction, which is made now if the last is long ago."""
         self._waiting[row.key] = row
         if time.monotonic() - self._written_at > _WRITE_EVERY_S:
             self.record([])
 
     def record(self, rows: Sequence[Row]) -> None:
-        """Write the rows and those that wait, all of them durable when this returns, or none.
+        """Write ``rows`` and the waiting ones in one transaction.
 
         Raises:
             MachineError: the disk is full, or failed.
@@ -134,7 +136,7 @@ class Cache:
             return
         try:
             with self._lock:
-                self._roll_back()  # one that Ctrl-C left open
+                self._roll_back()  # Ctrl-C may have left one open
                 try:
                     self._database.execute("BEGIN")
                     self._database.executemany(
@@ -155,13 +157,13 @@ class Cache:
             self._database.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Write what waits, and close the file. A full disk loses what can be asked again."""
-        with suppress(BisectError):
+        """Write the waiting rows and close the file."""
+        with suppress(BisectError):  # a full disk loses only what can be evaluated again
             self.record([])
         self._database.close()
 
     def _opened(self) -> int:
-        """The number of the file's form, 0 for a new one; it is this version's from here on."""
+        """Prepare the tables; returns the version of the file's layout before, 0 for a new file."""
         run = self._database.execute
         form = int(run("PRAGMA user_version").fetchone()[0])
         if form > _FORM:
@@ -175,20 +177,20 @@ class Cache:
         return form
 
     def _explained(self, error: Exception) -> BisectError:
-        """``error`` in words for the user, with what to do."""
-        said, path = str(error), self._path
-        if "locked" in said or "busy" in said:
+        """The error for the user, with what to do."""
+        text, path = str(error), self._path
+        if "locked" in text or "busy" in text:
             return BadInputError(
                 f"{path}: another process is using the cache; wait for it, or choose another --out"
             )
-        if "full" in said or "No space left" in said:
+        if "full" in text or "No space left" in text:
             return MachineError(
                 f"{path}: the disk is full; free some space and run the same command again to go "
                 "on from here"
             )
-        if "readonly" in said or "unable to open" in said or isinstance(error, PermissionError):
+        if "readonly" in text or "unable to open" in text or isinstance(error, PermissionError):
             return BadInputError(f"{path}: cannot be written ({one_line(error)}); check its rights")
-        if "disk I/O" in said or isinstance(error, OSError):
+        if "disk I/O" in text or isinstance(error, OSError):
             return MachineError(f"{path}: the disk failed ({one_line(error)})")
         return BadInputError(
             f"{path}: not a usable cache ({one_line(error)}); choose another --out, or move the "
@@ -197,7 +199,7 @@ class Cache:
 
 
 def _is_damaged(path: Path) -> bool:
-    """Whether an SQLite file does not read as a cache. A file of another kind is not ours."""
+    """Whether an SQLite file cannot be read as a cache; False for a file of another kind."""
     try:
         with path.open("rb") as file:
             if not file.read(16).startswith(b"SQLite format 3"):
@@ -209,14 +211,14 @@ def _is_damaged(path: Path) -> bool:
         return found is None or found[0] != "ok"
     except FileNotFoundError:
         return False
-    except sqlite3.OperationalError as error:  # locked or not readable: opening it says so
+    except sqlite3.OperationalError as error:  # if locked or not readable, opening it says so
         return "no such column" in str(error)
     except (sqlite3.DatabaseError, UnicodeDecodeError):
         return True
 
 
 def _set_aside(path: Path) -> str:
-    """Rename a damaged cache; returns what to say of it."""
+    """Rename a damaged cache; returns the message."""
     names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in count(1))
     aside = next(name for name in names if not name.exists())
     os.replace(path, aside)
@@ -226,7 +228,7 @@ def _set_aside(path: Path) -> str:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    # A statement that is kept keeps what it wrote last: of 20,000 layers' errors 20 MB.
+    # Cached statements would keep the values that they wrote last in memory.
     return sqlite3.connect(
         path,
         timeout=_LOCK_TIMEOUT_S,
@@ -247,8 +249,7 @@ def _checksum(key: str, kind: Any, meta: Any, payload: Any) -> str:
 class Answers:
     """Reads and makes the rows of evaluations in ``cache``.
 
-    ``key`` is the content that all of them depend on. An evaluation that ran out of time is asked
-    again where the time-out is longer now.
+    ``key``: the key of what all of them depend on. ``timeout_s``: the runner's time-out.
     """
 
     def __init__(self, cache: Cache, key: str, timeout_s: float = math.inf) -> None:
@@ -257,16 +258,17 @@ class Answers:
         self._timeout_s = timeout_s
 
     def key(self, *parts: str) -> str:
-        """The key of one answer."""
+        """The key of one entry."""
         return content_key(self._key, *parts)
 
     def of(self, plan: PrecisionPlan, sample: Sample) -> SampleResult | None:
-        """What ``plan`` showed on ``sample``; None if it was not run."""
-        found = self._cache.recall(self._sample_key(plan, sample))
-        if found is None:
+        """The result of ``plan`` on ``sample``; None if it was not run."""
+        entry = self._cache.recall(self._sample_key(plan, sample))
+        if entry is None:
             return None
-        meta, payload = found
+        meta, payload = entry
         verdict = Verdict(meta["verdict"])
+        # With a longer time-out it may finish.
         if verdict is Verdict.TIMED_OUT and self._timeout_s > meta.get("patience", 0.0):
             return None
         return SampleResult(
@@ -282,13 +284,10 @@ class Answers:
         )
 
     def vector(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Vector | None:
-        """The signed errors at the sampled elements of ``samples`` in turn, in tolerances.
-
-        None where ``plan`` was not run, could not be, or no errors were kept.
-        """
-        found = [self.of(plan, sample) for sample in samples]
-        vectors = [r.vector for r in found if r is not None and r.vector is not None]
-        return np.concatenate(vectors) if len(vectors) == len(found) else None
+        """The signed errors of all ``samples``, in tolerances; None if one has none."""
+        results = [self.of(plan, sample) for sample in samples]
+        vectors = [r.vector for r in results if r is not None and r.vector is not None]
+        return np.concatenate(vectors) if len(vectors) == len(results) else None
 
     def row(self, plan: PrecisionPlan, sample: Sample, result: SampleResult) -> Row:
         """The row that :meth:`of` reads."""
@@ -312,9 +311,9 @@ class Answers:
     def of_all(
         self, plan: PrecisionPlan, samples: Sequence[Sample], *, best: bool = False
     ) -> list[float] | None:
-        """The values of the collective metrics on ``samples``; None if they were not asked for."""
-        found = self._cache.recall(self._key_of_all(plan, samples, best=best))
-        return None if found is None else [float(v) for v in found[0]]
+        """The values of the collective metrics on ``samples``; None if not computed."""
+        entry = self._cache.recall(self._key_of_all(plan, samples, best=best))
+        return None if entry is None else [float(v) for v in entry[0]]
 
     def row_of_all(
         self,
@@ -328,9 +327,9 @@ class Answers:
         return Row(self._key_of_all(plan, samples, best=best), "together", list(values))
 
     def facts(self, plan: PrecisionPlan) -> dict[str, Any]:
-        """What the runner added to ``plan``; empty where it adds nothing."""
-        found = self._cache.recall(self.key("facts", plan.digest))
-        return dict(found[0]) if found is not None else {}
+        """The runner's facts about ``plan``; empty if it has none."""
+        entry = self._cache.recall(self.key("facts", plan.digest))
+        return dict(entry[0]) if entry is not None else {}
 
     def row_of_facts(self, plan: PrecisionPlan, facts: dict[str, Any]) -> Row:
         """The row that :meth:`facts` reads."""

@@ -31,21 +31,16 @@ from bisect_trt.metrics.errors import farthest_apart
 from bisect_trt.metrics.requirements import Judged, Requirements
 from bisect_trt.runners.base import Patient, Repeated, Restartable, Runner
 
-_PREPARED = 64
-"""Samples that are prepared and then run: an interrupted run has the answers on those before."""
-
-_BREAKS_TO_GIVE_UP = 3
-
-_ROWS_A_TRANSACTION = 64
-"""New answers of one evaluation that a killed process may lose."""
+_CHUNK_SAMPLES = 64
+"""Samples that are prepared, run and written together: what an interrupted run may lose."""
 
 
 @dataclass(frozen=True)
 class Criteria:
     """What outputs are compared with, and what they must meet.
 
-    ``share`` is that of several samples which must meet the requirements. ``error_sample`` gives
-    the elements of a given sample's outputs whose errors are kept; None keeps none.
+    ``share``: the share of several samples that must pass.
+    ``error_sample``: gives the elements of a sample's outputs whose errors are kept, if any.
     """
 
     references: References
@@ -58,17 +53,15 @@ class Criteria:
         return self.requirements.together(self.values_of(results), self.share, collective)
 
     def values_of(self, results: Sequence[SampleResult]) -> list[tuple[float, ...]]:
-        """The conditions' values of each result, NaN where the plan could not be run."""
+        """The values of the conditions by result, NaN where the plan could not be run."""
         broken = (math.nan,) * len(self.requirements.items)
         return [r.values or broken for r in results]
 
     def collective_values(
         self, samples: Sequence[Sample], results: Sequence[SampleResult], kept: dict[str, Arrays]
     ) -> list[float]:
-        """The values of the metrics of all inputs, NaN where an output is not finite or missing.
-
-        Such outputs are not for the user's metric to see.
-        """
+        """The values of the metrics of all inputs; NaN if an output is missing or not finite."""
+        # A user's metric need not handle NaN.
         if any(not r.errors or not all(e.finite for e in r.errors.values()) for r in results):
             items, collective = self.requirements.items, self.requirements.collective
             return [math.nan for item in items if item.metric in collective]
@@ -77,7 +70,7 @@ class Criteria:
 
 
 class Execution:
-    """Runs plans on ``runner`` and judges the outputs; ``before_each`` precedes each inference."""
+    """Runs plans on ``runner`` and judges the outputs; calls ``before_each`` inference."""
 
     def __init__(
         self, runner: Runner, criteria: Criteria, before_each: Callable[[], None] = lambda: None
@@ -95,19 +88,20 @@ class Execution:
         kept: dict[str, Arrays] | None = None,
         prepare: Callable[[Sequence[Sample]], None] | None = None,
     ) -> Iterator[SampleResult]:
-        """Each sample's result as it comes; a runner that breaks repeatedly fails the rest.
+        """Each sample's result as it comes; after three failures the rest fail unexecuted.
 
-        With ``vectors`` the results hold signed errors. ``kept`` receives the outputs.
+        ``vectors``: keep signed errors. ``kept`` receives the outputs. ``prepare`` is called with
+        each chunk of samples before it is run.
         """
         left, breaks, together = list(samples), 0, True
         while left:
-            part, done = left if prepare is None else left[:_PREPARED], 0
+            part, done = left if prepare is None else left[:_CHUNK_SAMPLES], 0
             part = part if together else part[:1]
             if prepare is not None:
                 prepare(part)
             for result in self._until_broken(plan, part, vectors, kept):
                 if not done and len(part) > 1 and result.verdict is Verdict.CRASHED:
-                    together = False  # any of the samples may be to blame: ask one by one
+                    together = False  # any of the samples may be to blame: run one by one
                     break
                 done += 1
                 yield result
@@ -115,9 +109,9 @@ class Execution:
                 continue
             left = left[done:]
             broken = done < len(part) or not result.errors
-            # The next sample may be fine, unless it is the plan that cannot be built.
+            # The next sample may pass, unless the plan cannot be built.
             breaks += broken
-            if left and (breaks >= _BREAKS_TO_GIVE_UP or result.verdict is Verdict.BUILD_FAILED):
+            if left and (breaks >= 3 or result.verdict is Verdict.BUILD_FAILED):
                 yield from [result] * len(left)
                 return
 
@@ -128,10 +122,10 @@ class Execution:
         vectors: bool,
         kept: dict[str, Arrays] | None,
     ) -> Iterator[SampleResult]:
-        """The samples' results up to and with the first on which the runner breaks.
+        """The samples' results up to and including the first on which the runner fails.
 
         Raises:
-            MachineError: the machine gave out, which says nothing of the plan.
+            MachineError: the machine ran out of memory, disk or processes.
         """
         self._before_each()
         self._criteria.references.make_ready(samples, self._before_each)
@@ -160,7 +154,7 @@ class Execution:
         """The reference outputs.
 
         Raises:
-            BadInputError: the model itself cannot be run on ``sample``: no fault of the plan.
+            BadInputError: the original model cannot be run on ``sample``.
         """
         try:
             return self._criteria.references.of(sample)
@@ -170,12 +164,12 @@ class Execution:
     def _judged(
         self, sample: Sample, outputs: Arrays, vectors: bool
     ) -> tuple[SampleResult, Arrays, Arrays | None]:
-        """The result of the worst run, that run's outputs, and the best's where it is another."""
+        """The result of the worst run, its outputs, and those of the best run if it differs."""
         exact, requirements = self._reference(sample), self._criteria.requirements
         others = outputs.others if isinstance(outputs, Repeated) else ()
         answers = [outputs, *(answer for answer, _ in others)]
         judged = [requirements.judge(exact, answer) for answer in answers]
-        # Of equal scores the larger error: a metric of all inputs gives a single run no score.
+        # By error where scores are equal: a metric of all inputs gives a single run no score.
         order = sorted(range(len(answers)), key=lambda i: (judged[i].score, _size(judged[i])))
         best, worst = order[0], order[-1]
         error_sample = self._criteria.error_sample if vectors else None
@@ -184,13 +178,13 @@ class Execution:
         if isinstance(outputs, Repeated):
             differing = sum(count for _, count in others)
             counts = [outputs.runs - differing, *(count for _, count in others)]
-            passed = sum(n for n, found in zip(counts, judged, strict=True) if found.score <= 1.0)
+            passed = sum(n for n, one in zip(counts, judged, strict=True) if one.score <= 1.0)
             name, apart = farthest_apart(exact, answers)
             scores = judged[best].score, judged[worst].score
-            seen = Reproducibility(
+            reproducibility = Reproducibility(
                 outputs.runs, differing, passed, *scores, apart, name, sample.name
             )
-            result = replace(result, reproducibility=seen)
+            result = replace(result, reproducibility=reproducibility)
         if best == worst:
             return result, answers[worst], None
         return replace(result, best_values=judged[best].values), answers[worst], answers[best]
@@ -209,13 +203,14 @@ _SearchSetKey = tuple[PrecisionPlan, tuple[str, ...], tuple[float, ...]]
 
 
 class Evaluator:
-    """Evaluates plans on one runner, each once: the cache knows the answers.
+    """Evaluates plans on one runner, each once, with the help of the cache.
 
-    ``done`` holds this run's evaluations of the given samples by plan, ``plans`` every plan that
-    was asked about, ``log`` the evaluations in order; evaluators of one run share it.
-    ``on_evaluation`` hears of each, ``before_each`` is called before each inference and may raise
-    to end the work, ``on_inference`` hears after each how many of how many were made.
-    ``workers`` plans run at a time, and ``at_once`` samples of a search set are asked together.
+    ``done``: this run's evaluations on the given samples, by plan. ``plans``: all plans evaluated.
+    ``log``: the evaluations in order; the evaluators of a run share it.
+    ``on_evaluation``: called after each evaluation.
+    ``before_each``: called before each inference; may raise to end the work.
+    ``on_inference``: called after each inference with their number and the expected number.
+    ``workers``: how many plans run at a time. ``at_once``: samples of a search set in one call.
     """
 
     def __init__(
@@ -249,11 +244,11 @@ class Evaluator:
         self._lock = RLock()
 
     def key(self, *parts: str) -> str:
-        """The cache's key of an answer of this runner on this model and these requirements."""
+        """The cache's key of an entry for this runner, model and requirements."""
         return self._answers.key(*parts)
 
     def known(self, plan: PrecisionPlan, sample: Sample) -> SampleResult | None:
-        """What ``plan`` showed on ``sample``; None if it was not run."""
+        """The result of ``plan`` on ``sample``; None if it was not run."""
         return self._answers.of(plan, sample)
 
     def knows(self, plan: PrecisionPlan) -> bool:
@@ -263,14 +258,11 @@ class Evaluator:
             return plan in self.done or len(self._recall(plan)) == len(given)
 
     def evaluate(self, plan: PrecisionPlan) -> Evaluation:
-        """The result of ``plan`` on the given samples: known, from the cache, or newly executed."""
+        """The result of ``plan`` on the given samples, from the cache or newly executed."""
         return self.evaluate_many([plan])[0]
 
     def evaluate_many(self, plans: Sequence[PrecisionPlan]) -> list[Evaluation]:
-        """The results of several plans; new ones run on ``workers`` threads.
-
-        Several threads may call it.
-        """
+        """The results of several plans; new ones run on ``workers`` threads; thread-safe."""
         missing = []
         with self._lock:
             for plan in dict.fromkeys(plans):
@@ -288,7 +280,7 @@ class Evaluator:
         return [self.done[plan] for plan in plans]
 
     def vector(self, plan: PrecisionPlan) -> Vector | None:
-        """As :meth:`Answers.vector`, on the given samples."""
+        """The signed errors on the given samples, in tolerances; None if one has none."""
         return self._answers.vector(plan, self._given)
 
     def judge(
@@ -300,15 +292,10 @@ class Evaluator:
         misses: int = 0,
         size: int = 1,
     ) -> SearchSetResult:
-        """The result of ``plan`` on other samples than the given ones; several threads may call it.
+        """The result of ``plan`` on other samples than the given ones; thread-safe.
 
-        Args:
-            plan: what to run.
-            search_set: the samples in order; may be a generator, so that few are in memory.
-            limit: if finite, the run ends once more than ``misses`` samples miss this many
-                tolerances.
-            misses: how many may miss.
-            size: how many samples are judged together.
+        With a finite ``limit`` it ends once more than ``misses`` samples score above it. ``size``
+        samples are judged together.
         """
         names: list[str] = []
         results: list[SampleResult] = []
@@ -316,10 +303,10 @@ class Evaluator:
         for chunk in _chunks(search_set, -(-self.at_once // size) * size):
             rows: list[Row] = []
             try:
-                for name, found in self._judged_sets(plan, chunk, size, rows):
+                for name, result in self._judged_sets(plan, chunk, size, rows):
                     names.append(name)
-                    results.append(found)
-                    missed += not meets(found, limit)
+                    results.append(result)
+                    missed += not meets(result, limit)
                     if missed > misses and math.isfinite(limit):
                         break
             finally:
@@ -336,43 +323,43 @@ class Evaluator:
     def _judged_sets(
         self, plan: PrecisionPlan, samples: Sequence[Sample], size: int, rows: list[Row]
     ) -> Iterator[tuple[str, SampleResult]]:
-        """The name and result of each ``size`` samples, as it comes; adds to ``rows``."""
+        """The name and result of each set of ``size`` samples as it comes; adds to ``rows``."""
         sets = [samples[i : i + size] for i in range(0, len(samples), size)]
         collective = bool(self.requirements.collective)
         with self._lock:
             known = {s.digest: self._answers.of(plan, s) for s in samples}
-            told = [self._answers.of_all(plan, of) if collective else [] for of in sets]
-        for place, of in enumerate(sets):  # what will be run again is judged again with its set
+            set_values = [self._answers.of_all(plan, of) if collective else [] for of in sets]
+        for place, of in enumerate(sets):  # a set with a new sample is judged anew
             if collective and any(known[s.digest] is None for s in of):
-                told[place] = None
-        # Copies may be equal, as rotations of a few token ids are: such are run once.
+                set_values[place] = None
+        # Copies may be equal, as rotations of a few token ids are: these are run once.
         new: dict[str, Sample] = {}
-        for of, values in zip(sets, told, strict=True):
+        for of, values in zip(sets, set_values, strict=True):
             for s in of:
                 if values is None or known[s.digest] is None:
                     new.setdefault(s.digest, s)
         kept: dict[str, Arrays] = {}
         expected = len(new)
         executed = self._execution.run(plan, list(new.values()), kept=kept if collective else None)
-        for of, values in zip(sets, told, strict=True):
-            found = []
+        for of, values in zip(sets, set_values, strict=True):
+            results = []
             for sample in of:
                 result = known[sample.digest]
-                asked = values is None or result is None
-                if asked and new.pop(sample.digest, None) is not None:
+                is_new = values is None or result is None
+                if is_new and new.pop(sample.digest, None) is not None:
                     known[sample.digest] = result = next(executed)
                     rows.append(self._answers.row(plan, sample, result))
                     self.on_inference(expected - len(new), expected)
                 assert result is not None
-                found.append(result)
+                results.append(result)
             if size == 1 and not collective:
-                yield of[0].name, found[0]
+                yield of[0].name, results[0]
                 continue
             if values is None:
-                values, more = self._collective(plan, of, found, kept)
+                values, more = self._collective(plan, of, results, kept)
                 rows += more
-            score = self._criteria.score(found, values)
-            yield some_of([s.name for s in of], 1), SampleResult.together(found, score)
+            score = self._criteria.score(results, values)
+            yield some_of([s.name for s in of], 1), SampleResult.together(results, score)
 
     def _collective(
         self,
@@ -384,7 +371,7 @@ class Evaluator:
         """The values of the metrics of all inputs, and the rows to cache."""
         values = self._criteria.collective_values(samples, results, kept)
         rows = [self._answers.row_of_all(plan, samples, values)]
-        if any(r.reproducibility is not None for r in results):  # in place of earlier runs'
+        if any(r.reproducibility is not None for r in results):
             bests = {s.digest: kept[_best_of(s)] for s in samples if _best_of(s) in kept}
             best = values
             if bests:
@@ -393,22 +380,22 @@ class Evaluator:
         return values, rows
 
     def _logged(self, answer: SearchSetResult) -> Evaluation | None:
-        """The log's entry of ``answer``, added once; None where nothing was run."""
+        """The log's entry of ``answer``, added if new; None if nothing was run."""
         if not answer.results:
             return None
         key = (answer.plan, answer.names, tuple(r.score for r in answer.results))
         if key not in self._search_sets:
-            found = Evaluation.over(answer.plan, self.runner.name, answer.results, on=SEARCH_SET)
+            entry = Evaluation.over(answer.plan, self.runner.name, answer.results, on=SEARCH_SET)
             missed, of = answer.missed(), len(answer.results)
-            note = found.note or f"{missed} of {of} samples miss; worst {answer.worst[0]}"
-            result = self._search_sets[key] = replace(found, note=note)
+            note = entry.note or f"{missed} of {of} samples miss; worst {answer.worst[0]}"
+            result = self._search_sets[key] = replace(entry, note=note)
             self.log.append(result)
             self.on_evaluation(result)
         return self._search_sets[key]
 
     def _prepare(self, samples: Sequence[Sample]) -> None:
-        """What executions on ``samples`` need, made once and not by two threads."""
-        with self._lock:
+        """Compute the references and error samples of ``samples``."""
+        with self._lock:  # two threads must not compute the same
             self._criteria.references.prepare(samples, self.before_each)
             if self._criteria.error_sample is not None:
                 for sample in samples:
@@ -426,37 +413,37 @@ class Evaluator:
     def _complete(
         self, plan: PrecisionPlan, known: dict[str, SampleResult]
     ) -> tuple[PrecisionPlan, dict[str, SampleResult]]:
-        """Run the samples that ``known`` lacks and cache them, also where it is interrupted."""
+        """Run the samples that ``known`` lacks; caches them even if interrupted."""
         wanted = [s for s in self._given if s.digest not in known]
         kept: dict[str, Arrays] = {}
         collective = bool(self.requirements.collective)
         prepare: Callable[[Sequence[Sample]], None] | None = self._prepare
         if isinstance(self.runner, Restartable):
-            # Its next call may be another worker's, which builds the engine again: there is one.
+            # One call for all samples: the next may reach another worker, which builds again.
             self._prepare(wanted)
             prepare = None
-        found: list[SampleResult] = []
+        results: list[SampleResult] = []
         rows: list[Row] = []
         executed = self._execution.run(
             plan, wanted, vectors=True, kept=kept if collective else None, prepare=prepare
         )
         try:
             for result in executed:
-                rows.append(self._answers.row(plan, wanted[len(found)], result))
-                found.append(result)
-                if len(rows) >= _ROWS_A_TRANSACTION:
+                rows.append(self._answers.row(plan, wanted[len(results)], result))
+                results.append(result)
+                if len(rows) >= _CHUNK_SAMPLES:
                     self._record(rows, plan)
                     rows = []
-                self.on_inference(len(found), len(wanted))
+                self.on_inference(len(results), len(wanted))
             if collective:
-                rows += self._collective(plan, self._given, found, kept)[1]
+                rows += self._collective(plan, self._given, results, kept)[1]
         finally:
             self._record(rows, plan)
-        results = {s.digest: r for s, r in zip(wanted, found, strict=True)}
-        return plan, {**known, **results}
+        new = {s.digest: r for s, r in zip(wanted, results, strict=True)}
+        return plan, {**known, **new}
 
     def _record(self, rows: Sequence[Row], plan: PrecisionPlan | None = None) -> None:
-        """Write ``rows``, and in the same transaction what the runner adds to ``plan``."""
+        """Write ``rows`` and the runner's facts about ``plan`` in one transaction."""
         facts = dict(self.runner.facts(plan)) if plan is not None and rows else {}
         more = [self._answers.row_of_facts(plan, facts)] if plan is not None and facts else []
         with self._lock:
@@ -467,24 +454,25 @@ class Evaluator:
         facts = self.runner.facts(plan) or self._answers.facts(plan)
         results = [known[s.digest] for s in self._given]
         score: float | None = None
-        told: tuple[float, ...] = ()
+        collective: tuple[float, ...] = ()
         if requirements.of_sets or criteria.share < 1.0:
-            told = tuple(self._answers.of_all(plan, self._given) or ())
-            score = criteria.score(results, told)
+            collective = tuple(self._answers.of_all(plan, self._given) or ())
+            score = criteria.score(results, collective)
         values = criteria.values_of(results)
-        found = Evaluation.over(
+        evaluation = Evaluation.over(
             plan, self.runner.name, results, score=score, names=[s.name for s in self._given]
         )
-        each = requirements.by_condition(values, criteria.share, told)
-        found, seen = replace(found, facts=facts, by_condition=each), found.reproducibility
-        if seen is None or (score is None and seen.reproducible):
-            return found
+        by_condition = requirements.by_condition(values, criteria.share, collective)
+        evaluation = replace(evaluation, facts=facts, by_condition=by_condition)
+        reproducibility = evaluation.reproducibility
+        if reproducibility is None or (score is None and reproducibility.reproducible):
+            return evaluation
         best = [r.best_values or v for r, v in zip(results, values, strict=True)]
-        by_best = self._answers.of_all(plan, self._given, best=True) or told
-        least = requirements.together(best, criteria.share, by_best)
-        if score is not None:  # where each must hold, the samples' own scores tell
-            seen = seen.of_set(least, found.score)
-        return replace(found, best_score=least, reproducibility=seen)
+        best_collective = self._answers.of_all(plan, self._given, best=True) or collective
+        best_score = requirements.together(best, criteria.share, best_collective)
+        if score is not None:  # otherwise each sample has its own
+            reproducibility = reproducibility.of_set(best_score, evaluation.score)
+        return replace(evaluation, best_score=best_score, reproducibility=reproducibility)
 
     def _note(self, result: Evaluation) -> None:
         self.done[result.plan] = result
@@ -493,19 +481,20 @@ class Evaluator:
         self.on_evaluation(result)
 
     def _recall(self, plan: PrecisionPlan) -> dict[str, SampleResult]:
-        """The cached results of ``plan``, by the given samples' digests."""
+        """The cached results of ``plan`` by the digests of the given samples."""
         if self.requirements.collective and self._answers.of_all(plan, self._given) is None:
             return {}
-        found = {s.digest: self._answers.of(plan, s) for s in self._given}
-        wanted = self._criteria.error_sample is not None
+        cached = {s.digest: self._answers.of(plan, s) for s in self._given}
+        needs_vector = self._criteria.error_sample is not None
         usable = {
             digest: result
-            for digest, result in found.items()
+            for digest, result in cached.items()
             if result is not None
-            and not (wanted and result.errors and result.vector is None)  # asked on a search set
+            # An evaluation on a search set has no vector.
+            and not (needs_vector and result.errors and result.vector is None)
         }
         # A metric of all inputs needs the outputs of all of them.
-        return {} if self.requirements.collective and len(usable) < len(found) else usable
+        return {} if self.requirements.collective and len(usable) < len(cached) else usable
 
 
 def _chunks(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:

@@ -1,4 +1,4 @@
-"""The reference outputs of every sample, computed when first needed."""
+"""The reference outputs of every sample, computed on first use."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bisect_trt.runners.reference import Reference
 
 
 class References:
-    """Remembers the outputs that ``reference`` gives, by the samples' content.
+    """Keeps the reference outputs, by the samples' content.
 
-    The latest are in memory, up to ``memory_bytes``; others lie in ``folder`` until :meth:`close`.
-    Of copied samples the first ``copies_bytes`` do: those of the search, which come again and
-    again. With ``lasting`` the session stays open for further samples.
+    ``memory_bytes``: the latest are in memory; older ones are on disk in ``folder``.
+    ``copies_bytes``: how much of copied samples is on disk; the search uses the first ones again.
+    ``lasting``: the session stays open for further samples.
     """
 
     def __init__(
@@ -36,52 +36,52 @@ class References:
         self._lasting = lasting and not reference.is_large
         self._memory_bytes, self._copies_bytes = memory_bytes, copies_bytes
         self._for_copied: Callable[[Sample], Arrays] | None = None
-        self._known: OrderedDict[str, Arrays] = OrderedDict()
+        self._outputs: OrderedDict[str, Arrays] = OrderedDict()
         self._bytes = 0
         self._on_disk: set[str] = set()
         self._copied: set[str] = set()
         self._prepared: set[str] = set()
         self._lock = Lock()
-        shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
 
     def use_for_copied(self, outputs: Callable[[Sample], Arrays]) -> None:
         """Let ``outputs`` give the FP32 outputs of copied samples."""
         self._for_copied, self._lasting = outputs, False
 
     def of(self, sample: Sample) -> Arrays:
-        """The reference outputs of ``sample``, by name; several threads may ask.
+        """The reference outputs of ``sample`` by name; thread-safe.
 
         Raises:
             RunnerFailedError: ONNX Runtime cannot compute them.
         """
         digest = sample.digest
         with self._lock:
-            if digest in self._known:
-                self._known.move_to_end(digest)
-                return self._known[digest]
-            found = self._read(digest) if digest in self._on_disk else None
-        if found is None:
-            quick = self._for_copied if sample.copied else None
-            found = (quick or self._reference.outputs)(sample)
+            if digest in self._outputs:
+                self._outputs.move_to_end(digest)
+                return self._outputs[digest]
+            outputs = self._read(digest) if digest in self._on_disk else None
+        if outputs is None:
+            for_copied = self._for_copied if sample.copied else None
+            outputs = (for_copied or self._reference.outputs)(sample)
         with self._lock:
-            if digest in self._known:  # another thread was sooner
-                return self._known[digest]
-            self._known[digest] = found
+            if digest in self._outputs:  # another thread was faster
+                return self._outputs[digest]
+            self._outputs[digest] = outputs
             if sample.copied:
                 self._copied.add(digest)
-            self._bytes += _size(found)
-            while self._bytes > self._memory_bytes and self._known:
-                self._to_disk(*self._known.popitem(last=False))
-            return found
+            self._bytes += _size(outputs)
+            while self._bytes > self._memory_bytes and self._outputs:
+                self._to_disk(*self._outputs.popitem(last=False))
+            return outputs
 
     def at_once(self, sample: Sample) -> int:
-        """How many threads gain from asking at a time for samples like ``sample``."""
+        """How many threads may usefully call :meth:`of` for samples like ``sample``."""
         if sample.copied and self._for_copied is not None:
             return 1
         return self._reference.at_once(sample)
 
     def prepare(self, samples: Sequence[Sample], before_each: Callable[[], None]) -> None:
-        """Compute all of ``samples`` once, then close the session unless it is lasting."""
+        """Compute the outputs of ``samples``, then close the session unless it is lasting."""
         missing = [s for s in samples if s.digest not in self._prepared]
         try:
             for sample in missing:
@@ -93,7 +93,7 @@ class References:
                 self._reference.release()
 
     def make_ready(self, samples: Sequence[Sample], before_each: Callable[[], None]) -> None:
-        """Compute those of ``samples`` before another session opens, where memory is for one."""
+        """Compute the outputs of ``samples`` if memory has room for one session at a time."""
         try:
             for sample in samples if self._reference.is_large else ():
                 before_each()
@@ -103,7 +103,7 @@ class References:
                 self._reference.release()
 
     def close(self) -> None:
-        """Remove what lies on disk."""
+        """Remove the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _to_disk(self, digest: str, outputs: Arrays) -> None:
@@ -120,14 +120,14 @@ class References:
             with (self._folder / digest).open("wb") as file:
                 pickle.dump(outputs, file, protocol=5)
         except OSError:
-            return  # a full disk costs another inference, no more
+            return  # a full disk costs another inference
         self._on_disk.add(digest)
 
     def _read(self, digest: str) -> Arrays | None:
         try:
             with (self._folder / digest).open("rb") as file:
-                found: Arrays = pickle.load(file)
-                return found
+                outputs: Arrays = pickle.load(file)
+                return outputs
         except Exception:  # a damaged file costs another inference
             return None
 

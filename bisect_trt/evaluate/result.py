@@ -21,13 +21,13 @@ SEARCH_SET = "search_set"
 
 @dataclass(frozen=True)
 class SampleResult:
-    """One plan on one sample; of several runs the worst.
+    """One plan on one sample; the worst of several runs.
 
-    ``score`` is in tolerances: at most 1 passes, infinite is not finite or not run. ``values`` are
-    the conditions' in their metrics' units and ``errors`` the outputs'; both are empty where the
-    plan could not be run. ``vector`` holds the signed errors at the sampled elements, in
-    tolerances. ``reproducibility`` says how several runs differ, and ``best_values`` are the best
-    run's where another was worse.
+    ``score``: in tolerances; infinite if not finite or not run.
+    ``values``: by condition, in its metric's unit. ``errors``: by output. Empty if not run.
+    ``note``: what went wrong, if anything.
+    ``vector``: the signed errors at the sampled elements, in tolerances.
+    ``reproducibility``: how several runs differ. ``best_values``: of the best run.
     """
 
     verdict: Verdict
@@ -42,7 +42,7 @@ class SampleResult:
 
     @staticmethod
     def of(judged: Judged, vector: Vector | None = None) -> SampleResult:
-        """The result of a run that ended, with the verdict that follows from its errors."""
+        """The result of a finished run, with the verdict that follows from its errors."""
         verdict, note = (Verdict.PASS if judged.score <= 1.0 else Verdict.FAIL), ""
         changed = [name for name, e in judged.errors.items() if e.nonfinite == SHAPE_CHANGED]
         if changed:
@@ -55,28 +55,29 @@ class SampleResult:
 
     @staticmethod
     def together(samples: Sequence[SampleResult], score: float) -> SampleResult:
-        """Several samples as one, ``score`` that of all of them; without errors of its own."""
+        """Several samples as one, with their common ``score`` and the worst one's errors."""
         worst = max(samples, key=_badness)
         seconds = sum(s.seconds for s in samples)
         verdict = verdict_of(score, worst.verdict)
-        seen = reproducibility_of(samples)
+        common = reproducibility_of(samples)
         return SampleResult(
-            verdict, score, (), worst.errors, seconds, worst.note, reproducibility=seen
+            verdict, score, (), worst.errors, seconds, worst.note, reproducibility=common
         )
 
 
 def _badness(sample: SampleResult) -> tuple[float, bool]:
+    # Of infinite scores, NaN and infinities come before plans that were not run.
     return sample.score, sample.verdict is Verdict.NON_FINITE
 
 
 def reproducibility_of(samples: Sequence[SampleResult]) -> Reproducibility | None:
-    """The reproducibility of several samples together; None where each was run once."""
-    found = [s.reproducibility for s in samples if s.reproducibility is not None]
-    return together(found) if found else None
+    """The reproducibility of several samples together; None if each was run once."""
+    several = [s.reproducibility for s in samples if s.reproducibility is not None]
+    return together(several) if several else None
 
 
 def verdict_of(score: float, worst: Verdict) -> Verdict:
-    """The verdict of several samples together: a worst one that is spared does not count."""
+    """The verdict of several samples together, some of which may miss."""
     if score <= 1.0:
         return Verdict.PASS
     return Verdict.FAIL if worst is Verdict.PASS else worst
@@ -84,13 +85,14 @@ def verdict_of(score: float, worst: Verdict) -> Verdict:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One plan over several samples; ``score`` is that of all together.
+    """One plan over several samples; ``score`` is their common one.
 
-    ``worst`` and ``mean`` give each output's errors over the samples, empty where the plan could
-    not be run; ``facts`` is what the runner adds. ``on`` says on which samples: the given ones, or
-    a search set. ``best_score`` is the score by each sample's best run, where some run was worse.
-    ``by_condition`` has each condition's score on the given samples. ``worst_on`` names the sample
-    that has ``score``, if one does. ``seen_in`` is the log's entry that this was made from.
+    ``worst``, ``mean``: the errors over the samples by output; empty if the plan was not run.
+    ``facts``: what the runner adds. ``on``: the kind of samples, or :data:`SEARCH_SET`.
+    ``by_condition``: the score of each condition on the given samples.
+    ``worst_on``: the sample that has ``score``, if one does.
+    ``seen_in``: the log's entry that this was made from.
+    ``best_score``: the score of each sample's best run, if runs differ.
     """
 
     plan: PrecisionPlan
@@ -111,7 +113,7 @@ class Evaluation:
 
     @property
     def on_given(self) -> bool:
-        """Whether it was run on the given inputs, not on a search set."""
+        """Whether it is on the given inputs."""
         return self.on == InputKind.GIVEN
 
     @staticmethod
@@ -124,21 +126,21 @@ class Evaluation:
         score: float | None = None,
         names: Sequence[str] = (),
     ) -> Evaluation:
-        """The results of one plan on ``samples`` (one at least) taken together."""
+        """The results of one plan on one or more ``samples`` taken together."""
         seconds = sum(s.seconds for s in samples)
-        # Values that are not finite are worse than any finite error, whatever came first.
         worst = max(samples, key=_badness)
-        told = worst.score if score is None else score  # that of a set is no sample's
-        worst_on = next((n for n, s in zip(names, samples, strict=False) if s.score == told), "")
+        shown = worst.score if score is None else score
+        # The score of a set need not be any sample's.
+        worst_on = next((n for n, s in zip(names, samples, strict=False) if s.score == shown), "")
         broken = next((s for s in samples if not s.errors), None)
         if broken is not None and score is not None and math.isfinite(score):
-            samples, broken = [s for s in samples if s.errors], None  # spared
+            samples, broken = [s for s in samples if s.errors], None  # one that may miss
         if broken is not None:
             verdict, score, note = broken.verdict, math.inf, broken.note
             return Evaluation(
                 plan, runner, verdict, score, {}, {}, seconds, note, on=on, worst_on=worst_on
             )
-        worst = max(samples, key=_badness)  # none that was spared
+        worst = max(samples, key=_badness)  # of those that are left
         outputs = list(samples[0].errors)
         return Evaluation(
             plan,
@@ -155,7 +157,7 @@ class Evaluation:
         )
 
     def under(self, limit: float) -> Evaluation:
-        """The same outcome judged against ``limit`` times the tolerance."""
+        """The same evaluation judged by ``limit`` times the tolerance."""
         if limit == 1.0:
             return self
         score = self.score / limit
@@ -167,10 +169,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class SearchSetResult:
-    """One plan on a search set of samples, as far as it was run.
+    """One plan on a search set, as far as it was run.
 
-    ``names`` and ``results`` go together, in the order of running; where a condition is on sets of
-    inputs, each entry is a set. ``logged`` is the log's entry of it, if it has one.
+    ``names``, ``results``: of each sample, or of each set if conditions are on sets, in order.
+    ``logged``: the log's entry of it.
     """
 
     plan: PrecisionPlan
@@ -179,26 +181,26 @@ class SearchSetResult:
     logged: Evaluation | None = None
 
     def passed(self, limit: float = 1.0) -> int:
-        """How many of the samples met ``limit`` times the tolerance."""
+        """How many samples meet ``limit`` times the tolerance."""
         return sum(meets(result, limit) for result in self.results)
 
     def missed(self, limit: float = 1.0) -> int:
-        """How many did not."""
+        """How many samples do not meet ``limit`` times the tolerance."""
         return len(self.results) - self.passed(limit)
 
     def score(self, misses: int = 0) -> float:
-        """The largest score but for ``misses`` samples; 0 where none was run beyond them."""
+        """The largest score without the ``misses`` worst samples; 0 if none is left."""
         scores = sorted((r.score for r in self.results), reverse=True)
         return scores[misses] if len(scores) > misses else 0.0
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The sample with the largest score, and that; ("", NaN) where none was run."""
+        """The sample with the largest score, and the score; ("", NaN) if none was run."""
         pairs = zip(self.names, (r.score for r in self.results), strict=True)
         return max(pairs, key=lambda pair: pair[1], default=("", math.nan))
 
 
 def meets(result: SampleResult, limit: float) -> bool:
-    """Whether a sample is a clear pass within ``limit`` times the tolerance."""
+    """Whether a result is finite and within ``limit`` times the tolerance."""
     finished = result.verdict in (Verdict.PASS, Verdict.FAIL)
     return finished and result.score <= limit

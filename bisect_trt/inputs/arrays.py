@@ -1,4 +1,4 @@
-"""Arrays in .npy and .npz files: headers first, so that nothing too large is read."""
+"""Reads .npy and .npz files: headers first, so that nothing too large is read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from bisect_trt.base.limits import free_bytes, in_words
 
 CheckNames = Callable[[Sequence[str]], None]
 CheckHeader = Callable[[str, "np.dtype[Any]", tuple[int, ...]], None]
-_LONGEST_HEADER_BYTES = 10_000
 _ENDING = ".npy"
 
 
 def read_npz(
     path: Path, check_names: CheckNames | None = None, check: CheckHeader | None = None
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file; the checks see names, types and shapes before data are read.
+    """The arrays of an .npz file; names, types and shapes are checked before data are read.
 
     Raises:
         BadInputError: names the file.
@@ -71,8 +70,8 @@ def _member(
             check(name, dtype, shape)
         refuse_too_large(f"{path}: array {name!r}", entry.file_size)
         with archive.open(entry) as stream:
-            found: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-            return found
+            array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+            return array
     except (BisectError, MemoryError):
         raise
     except Exception as error:  # wrong checksums, passwords, unknown compression, short data
@@ -82,7 +81,7 @@ def _member(
 def read_npy(
     path: Path, name: str, check: CheckHeader | None = None, *, mapped: bool = False
 ) -> NDArray[Any]:
-    """The array of an .npy file; if ``mapped``, its data are read when they are used.
+    """The array of an .npy file; if ``mapped``, its data are read on use.
 
     Raises:
         BadInputError: names the file.
@@ -98,28 +97,28 @@ def read_npy(
             check(name, dtype, shape)
         if not mapped:
             refuse_too_large(f"{path}: array {name!r}", size)
-        found: NDArray[Any] = np.load(path, "r" if mapped else None, allow_pickle=False)
-        return found
+        array: NDArray[Any] = np.load(path, "r" if mapped else None, allow_pickle=False)
+        return array
 
 
 @contextmanager
 def _named_in_errors(path: Path, kind: str) -> Iterator[None]:
-    """Errors as one sentence about the file."""
+    """Turns errors into one sentence about the file."""
     try:
         yield
     except BisectError:
         raise
     except MemoryError as error:
         raise MachineError(f"{path}: does not fit into memory") from error
-    except Exception as error:  # zipfile, and NumPy's parser, raise what damaged bytes lead to
+    except Exception as error:  # zipfile and NumPy's parser raise anything on damaged bytes
         raise BadInputError(f"{path}: not a readable {kind} file ({one_line(error)})") from error
 
 
 def refuse_too_large(what: str, size: int) -> None:
-    """Refuse what does not fit into memory.
+    """Refuse ``size`` bytes that do not fit into memory.
 
     Raises:
-        MachineError: fewer than ``size`` bytes are free.
+        MachineError: fewer bytes are free.
     """
     free = free_bytes()
     if free is not None and size > free:
@@ -129,26 +128,26 @@ def refuse_too_large(what: str, size: int) -> None:
 
 
 def headers_of(path: Path, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a file's arrays by name, from their headers; empty for any other file."""
+    """The shapes of a file's arrays by name, from their headers; empty if it cannot be read."""
     try:
         if not zipfile.is_zipfile(path):
             with path.open("rb") as stream:
                 shape = _header(stream, path.stat().st_size)[1]
                 return {names[0]: shape} if len(names) == 1 else {}
-        found = {}
+        shapes = {}
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 if not entry.is_dir():
                     with archive.open(entry) as inner:
                         name = entry.filename.removesuffix(_ENDING)
-                        found[name] = _header(inner, entry.file_size)[1]
-        return found
-    except Exception:  # whatever is wrong is said when the data are read
+                        shapes[name] = _header(inner, entry.file_size)[1]
+        return shapes
+    except Exception:  # reading the data says what is wrong
         return {}
 
 
 def bytes_inside(path: Path) -> int:
-    """The bytes of a file's arrays once read: a compressed .npz is larger inside.
+    """The bytes of a file's arrays, uncompressed.
 
     Raises:
         OSError: the file cannot be read.
@@ -161,18 +160,18 @@ def bytes_inside(path: Path) -> int:
 
 
 def _header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Type and shape of an array whose file has ``size`` bytes.
+    """The type and shape of an array whose file has ``size`` bytes.
 
     Raises:
-        ValueError: it holds objects, or other bytes than its header promises.
+        ValueError: it holds objects, or another number of bytes than its header says.
     """
     version = np.lib.format.read_magic(stream)
     read, width = np.lib.format.read_array_header_1_0, 2
     if version != (1, 0):
         read, width = np.lib.format.read_array_header_2_0, 4
     length = stream.read(width)
-    # NumPy reads it all before it says that it is too long.
-    if int.from_bytes(length, "little") > _LONGEST_HEADER_BYTES:
+    # NumPy has the same limit, but reads the whole header first.
+    if int.from_bytes(length, "little") > 10_000:
         raise ValueError("its header is too long for one of NumPy's")
     text = io.BytesIO(length + stream.read(int.from_bytes(length, "little")))
     shape, _, dtype = read(text)
@@ -189,7 +188,7 @@ def _header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...
 def write_npz(
     path: Path, arrays: Mapping[str, NDArray[Any]], compression: int = zipfile.ZIP_DEFLATED
 ) -> None:
-    """Write ``arrays`` as NumPy's ``savez`` would, whatever their names are.
+    """Write ``arrays`` as NumPy's ``savez`` does, under any names.
 
     Raises:
         OSError: the file cannot be written.

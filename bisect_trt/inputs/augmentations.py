@@ -1,4 +1,4 @@
-"""Augmented inputs: they stress a plan as an unseen input would, and are no substitute for one.
+"""Augmented inputs: shifted, flipped, scaled, mixed copies that stand in for unseen inputs.
 
 Arrays are never changed in place, and keep their dtypes.
 """
@@ -21,12 +21,10 @@ _Arrays = dict[str, NDArray[Any]]
 Random = np.random.Generator
 
 LONG = 8
-"""An axis of fewer places (a batch, channels) is not shifted or flipped."""
+"""Shorter axes (a batch, channels) are not shifted or flipped."""
 
-_NOISE_DEVIATIONS = 0.1
-_MAX_SHIFT = 13
-_MAX_LENGTHS = 4
-_MAX_LONGER_ELEMENTS = 1 << 22
+_MAX_REPEATS = 4
+"""How often a sequence is repeated at most."""
 
 
 def augmented_input(
@@ -37,7 +35,7 @@ def augmented_input(
     discrete: Collection[str] = (),
     lengths: Mapping[str, int] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """One augmented input of ``arrays`` of ``kind``, one of :data:`KINDS`."""
+    """An augmented input of ``kind``, one of :data:`KINDS`, made from ``arrays``."""
     move = moving(arrays, discrete)
     source = _Source(arrays, others, move, move.intersection(discrete), lengths or {})
     return KINDS[kind](source, random)
@@ -45,9 +43,10 @@ def augmented_input(
 
 @dataclass(frozen=True)
 class _Source:
-    """A sample's ``arrays``, the ``others`` to mix with, and the names of those that ``move``.
+    """What an augmented input is made from.
 
-    Of these the exact zeros of the ``padded`` mean something; ``lengths`` are axes that may grow.
+    ``arrays``: the sample's. ``others``: samples to mix with. ``move``: the arrays to change.
+    ``padded``: those of ``move`` whose zeros stay. ``lengths``: by array, the axis that may grow.
     """
 
     arrays: Arrays
@@ -57,17 +56,17 @@ class _Source:
     lengths: Mapping[str, int] = field(default_factory=dict)
 
     def noisy(self, random: Random, amount: float) -> _Arrays:
-        """With noise of ``amount`` deviations in what moves."""
+        """The arrays with noise of ``amount`` deviations in those that move."""
         return self.changed(lambda n, a: noisy(a, random, amount, zeros_stay=n in self.padded))
 
     def changed(self, change: Callable[[str, NDArray[Any]], NDArray[Any]]) -> _Arrays:
-        """What moves as ``change`` makes it of a name and an array; the others as they are."""
+        """The arrays with ``change`` applied to those that move."""
         return {n: change(n, a) if n in self.move else a for n, a in self.arrays.items()}
 
 
 def _shift(source: _Source, random: Random) -> _Arrays:
     arrays = source.arrays
-    pick, steps = float(random.random()), int(random.integers(1, _MAX_SHIFT + 1))
+    pick, steps = float(random.random()), int(random.integers(1, 14))
     return {n: _rolled(a, pick, steps) if a.dtype.kind == "f" else a for n, a in arrays.items()}
 
 
@@ -78,9 +77,9 @@ def _flip(source: _Source, random: Random) -> _Arrays:
         axes = _long_axes(array)
         return np.flip(array, axes[int(pick * len(axes))]) if axes else array
 
-    found = {n: flipped(a) if a.dtype.kind == "f" else a for n, a in source.arrays.items()}
-    # There is one flip an axis: a little noise makes each an input of its own.
-    return replace(source, arrays=found).noisy(random, PERTURB)
+    arrays = {n: flipped(a) if a.dtype.kind == "f" else a for n, a in source.arrays.items()}
+    # There is one flip for each axis: a little noise makes each input a different one.
+    return replace(source, arrays=arrays).noisy(random, PERTURB)
 
 
 def _scale(source: _Source, random: Random) -> _Arrays:
@@ -89,11 +88,11 @@ def _scale(source: _Source, random: Random) -> _Arrays:
 
 
 def _noise(source: _Source, random: Random) -> _Arrays:
-    return source.noisy(random, _NOISE_DEVIATIONS)
+    return source.noisy(random, 0.1)
 
 
 def _mix(source: _Source, random: Random) -> _Arrays:
-    """A half of the sample, and a half of another given one, or of itself shifted."""
+    """A weighted mean of the sample and another given one, or itself shifted."""
     others = source.others
     use_other = bool(others) and bool(random.random() < 0.5)
     other = others[int(random.integers(len(others)))] if use_other else None
@@ -104,17 +103,17 @@ def _mix(source: _Source, random: Random) -> _Arrays:
 
     def mixed(name: str, array: NDArray[Any]) -> NDArray[Any]:
         partner = flat(other[name] if other is not None else shifted[name])
-        found = np.empty(array.shape, array.dtype)
-        own, target = flat(array), flat(found)
+        result = np.empty(array.shape, array.dtype)
+        own, target = flat(array), flat(result)
         for part in slices(own.size):
             target[part] = share * own[part] + (1.0 - share) * partner[part]
-        return found
+        return result
 
     return source.changed(mixed)
 
 
 def _rotate(source: _Source, random: Random) -> _Arrays:
-    """Token ids turned along their longest axis."""
+    """Token ids rotated along their longest axis."""
     pick = random.random()
 
     def turned(array: NDArray[Any]) -> NDArray[Any]:
@@ -125,7 +124,7 @@ def _rotate(source: _Source, random: Random) -> _Arrays:
 
 
 def _swap(source: _Source, random: Random) -> _Arrays:
-    """A tenth of the token ids exchanged with each other."""
+    """A tenth of the token ids permuted."""
     seed = int(random.integers(2**31))
 
     def swapped(array: NDArray[Any]) -> NDArray[Any]:
@@ -139,20 +138,20 @@ def _swap(source: _Source, random: Random) -> _Arrays:
 
 
 def _longer(source: _Source, random: Random) -> _Arrays:
-    """Sequences of two to four times the length, by repeating them."""
-    times, begin = int(random.integers(2, _MAX_LENGTHS + 1)), float(random.random())
+    """Sequences repeated two to four times."""
+    times, begin = int(random.integers(2, _MAX_REPEATS + 1)), float(random.random())
     lengths = source.lengths
 
     def repeated(name: str, array: NDArray[Any]) -> NDArray[Any]:
         if name not in lengths:
             return array
         counts = [times if axis == lengths[name] else 1 for axis in range(array.ndim)]
-        made = np.tile(array, counts)
-        return np.roll(made, int(begin * array.shape[lengths[name]]), lengths[name])
+        tiled = np.tile(array, counts)
+        return np.roll(tiled, int(begin * array.shape[lengths[name]]), lengths[name])
 
-    found = {n: repeated(n, a) for n, a in source.arrays.items()}
-    # A place to begin at, and a little noise, make each an input of its own.
-    return replace(source, arrays=found).noisy(random, PERTURB)
+    arrays = {n: repeated(n, a) for n, a in source.arrays.items()}
+    # The place to begin at and a little noise make each input a different one.
+    return replace(source, arrays=arrays).noisy(random, PERTURB)
 
 
 KINDS: dict[str, Callable[[_Source, Random], _Arrays]] = {
@@ -165,11 +164,11 @@ KINDS: dict[str, Callable[[_Source, Random], _Arrays]] = {
     "swap": _swap,
     "longer": _longer,
 }
-"""What an augmented input can be: of float inputs, of token ids, and of sequences."""
+"""The kinds of augmented inputs: of floats, of token ids, of sequences."""
 
 
 def check_kinds(text: str) -> None:
-    """Refuse what is no list of kinds, ``none`` or ``auto``."""
+    """Refuse anything but a list of kinds, ``none`` or ``auto``."""
     if text in ("auto", "none"):
         return
     for kind in named_kinds(text):
@@ -183,7 +182,7 @@ def check_kinds(text: str) -> None:
 
 
 def named_kinds(text: str) -> list[str]:
-    """The kinds of a list of them."""
+    """The kinds in a comma-separated list."""
     return [kind.strip() for kind in text.split(",")]
 
 
@@ -193,12 +192,10 @@ def is_own_kind(kind: str) -> bool:
 
 
 def own_augmentation(kind: str, arrays: Arrays, random: Random) -> dict[str, NDArray[Any]]:
-    """One augmented input of ``arrays`` by the user's function.
-
-    It takes the inputs by name and a ``numpy.random.Generator``, and gives the changed inputs.
+    """An augmented input made from ``arrays`` by the user's function of arrays and a generator.
 
     Raises:
-        BadInputError: the function raises, or changes a name, a dtype or a number of dimensions.
+        BadInputError: it raises, or changes a name, a dtype or a number of dimensions.
     """
     function = load_function(kind, "--augmented")
     with users_code(f"--augmented {kind}"):
@@ -208,19 +205,19 @@ def own_augmentation(kind: str, arrays: Arrays, random: Random) -> dict[str, NDA
                 f"--augmented {kind}: it gave {type(made).__name__}; let it give the changed "
                 "inputs by name"
             )
-        found = {str(n): np.asarray(a) for n, a in made.items()}
-    like = {n: (a.dtype, a.ndim) for n, a in arrays.items()}
-    if {n: (a.dtype, a.ndim) for n, a in found.items()} != like:
+        augmented = {str(n): np.asarray(a) for n, a in made.items()}
+    expected = {n: (a.dtype, a.ndim) for n, a in arrays.items()}
+    if {n: (a.dtype, a.ndim) for n, a in augmented.items()} != expected:
         raise BadInputError(
             f"--augmented {kind}: gave other names, dtypes or dimensions than the inputs have"
         )
-    return found
+    return augmented
 
 
 def kinds_for(
     arrays: Arrays, discrete: Collection[str] = (), lengths: Mapping[str, int] | None = None
 ) -> tuple[str, ...]:
-    """The kinds that change ``arrays``."""
+    """The kinds that change something in ``arrays``."""
     floats = [arrays[name] for name in moving(arrays, discrete)]
     kinds: list[str] = []
     if floats:
@@ -229,8 +226,8 @@ def kinds_for(
             kinds = ["shift", "flip", "scale", "noise", "mix"]
     if any(is_ids(a) for a in arrays.values()):
         kinds += ["rotate", "swap"]
-    longest = _MAX_LENGTHS * sum(a.size for a in arrays.values())
-    if lengths and longest <= _MAX_LONGER_ELEMENTS:
+    longest = _MAX_REPEATS * sum(a.size for a in arrays.values())
+    if lengths and longest <= 1 << 22:  # not for large inputs, to bound memory
         kinds += ["longer"]
     return tuple(kinds)
 
@@ -245,5 +242,5 @@ def _rolled(array: NDArray[Any], pick: float, steps: int) -> NDArray[Any]:
 
 
 def _like(values: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
-    found: NDArray[Any] = np.ascontiguousarray(values, array.dtype).reshape(array.shape)
-    return found
+    result: NDArray[Any] = np.ascontiguousarray(values, array.dtype).reshape(array.shape)
+    return result

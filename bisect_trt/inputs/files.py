@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.base.atomic_files import scratch, unchanged
 from bisect_trt.base.errors import BadInputError, MachineError, one_line
-from bisect_trt.base.sample import LazyArrays
+from bisect_trt.base.sample import LazyArrays, RecentArrays
 from bisect_trt.base.user_code import load_object, users_code
 from bisect_trt.inputs.arrays import read_npy, read_npz, refuse_too_large, write_npz
 from bisect_trt.metrics.arrays import Arrays
@@ -30,11 +30,13 @@ from bisect_trt.settings import Settings
 Function = Callable[[], Any]
 ENDINGS = (".npz", ".npy", ".json")
 _END = object()
+"""What ``next`` gives at the end, as the user's generator may yield None."""
+
 _LOADER = re.compile(r"^[^*?\[\]]+:[A-Za-z_]\w*$")
 
 
 def _feeds_of(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
-    """The feed dictionaries that polygraphy saved; each array is an .npy file in base 64."""
+    """The feed dictionaries of polygraphy's JSON; each array is an .npy file in base 64."""
     try:
         refuse_too_large(f"{path}:", 2 * path.stat().st_size)
         feeds = json.loads(path.read_bytes())
@@ -63,15 +65,16 @@ def read_sources(
     specs: Sequence[InputSpec],
     *,
     stacked: bool,
+    recent: RecentArrays,
     option: str = "--input",
 ) -> Iterator[tuple[str, Arrays]]:
-    """The samples that ``source`` names, one after the other.
+    """The names and arrays of the samples of ``source``, one after the other.
 
     Raises:
         BadInputError: names what cannot be found or read.
     """
     if not isinstance(source, (str, Path)):
-        yield from _spooled(shown(source), _yielded(shown(source), source, option))
+        yield from _spooled(shown(source), _yielded(shown(source), source, option), recent)
         return
     if is_loader(source):
         found = load_object(str(source), option)
@@ -79,32 +82,32 @@ def read_sources(
             raise BadInputError(
                 f"{option} {str(source)!r}: neither a function nor what gives samples one by one"
             )
-        yield from _spooled(str(source), _yielded(str(source), found, option))
+        yield from _spooled(str(source), _yielded(str(source), found, option), recent)
         return
     for path in find_files([source]):
         if path.suffix == ".json":
-            yield from _spooled(str(path), _feeds_of(path))
+            yield from _spooled(str(path), _feeds_of(path), recent)
             continue
         if not stacked:
-            yield str(path), LazyArrays(unchanged(path, partial(_read, path, specs)))
+            yield str(path), LazyArrays(unchanged(path, partial(_read, path, specs)), recent)
             continue
-        yield from _from_stacked(path, specs)
+        yield from _from_stacked(path, specs, recent)
 
 
 def shown(source: object) -> str:
-    """``source`` as a message names it."""
+    """The name of ``source`` in messages."""
     if isinstance(source, (str, Path)):
         return str(source)
     return str(getattr(source, "__qualname__", type(source).__name__))
 
 
 def is_loader(source: str | Path) -> bool:
-    """Whether ``source`` names a function that gives the samples."""
+    """Whether ``source`` has the form ``module:function``."""
     return _LOADER.match(str(source)) is not None and not Path(source).exists()
 
 
 def find_files(sources: Sequence[str | Path]) -> list[Path]:
-    """The files that paths, folders and globs name, in order, each once.
+    """The files of paths, folders and globs, in order and without duplicates.
 
     Raises:
         BadInputError: names what is not there.
@@ -116,7 +119,7 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
         path = Path(source)
         if path.is_dir():
             inside = sorted(p for p in path.iterdir() if p.suffix in ENDINGS and not p.is_dir())
-            # Beside arrays a .json is more likely labels than inputs.
+            # A .json beside arrays is more likely labels than inputs.
             matches = [p for p in inside if p.suffix != ".json"] or inside
         elif path.exists():
             matches = [path]
@@ -145,7 +148,7 @@ def _read(path: Path, specs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
 
 
 def _only(path: Path, specs: Sequence[InputSpec]) -> InputSpec:
-    """The one input that the array of an .npy file can be."""
+    """The model's only input, which an .npy file is for."""
     if len(specs) != 1:
         names = ", ".join(s.name for s in specs)
         raise BadInputError(
@@ -163,31 +166,33 @@ def _check_header(
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
 ) -> None:
-    """Refuse what the model does not take before it is read."""
+    """Refuse an array by its header, before it is read."""
     for spec in specs:
         if spec.name == name:
             check_array(str(path), spec, dtype, shape, symbols)
 
 
-def _from_stacked(path: Path, specs: Sequence[InputSpec]) -> Iterator[tuple[str, Arrays]]:
-    """The samples of a file whose arrays hold many: an .npy file is mapped, an .npz file read."""
+def _from_stacked(
+    path: Path, specs: Sequence[InputSpec], recent: RecentArrays
+) -> Iterator[tuple[str, Arrays]]:
+    """The samples of a file whose arrays hold many along their first axis."""
     if path.suffix == ".npy":
         name = _only(path, specs).name
         count = _stacked(path, {name: read_npy(path, name, mapped=True)})
         for number in range(count):
             row = partial(_row, path, specs, name, number)
-            yield f"{path}[{number}]", LazyArrays(unchanged(path, row))
+            yield f"{path}[{number}]", LazyArrays(unchanged(path, row), recent)
         return
     arrays = read_npz(path)
     rows = (
         {n: _alone(a[number], specs, n) for n, a in arrays.items()}
         for number in range(_stacked(path, arrays))
     )
-    yield from _spooled(str(path), rows)
+    yield from _spooled(str(path), rows, recent)
 
 
 def _stacked(path: Path, arrays: Arrays) -> int:
-    """How many samples the arrays hold along their first axes.
+    """The number of samples along the first axes.
 
     Raises:
         BadInputError: the axes differ, or there is none.
@@ -207,14 +212,17 @@ def _row(path: Path, specs: Sequence[InputSpec], name: str, number: int) -> Arra
 
 
 def _alone(array: NDArray[Any], specs: Sequence[InputSpec], name: str) -> NDArray[Any]:
-    """One sample of a stack; a batch of one where the stack's axis is the model's own batch."""
+    """One sample of a stack; as a batch of one where the model's batch was the stack's axis."""
     shapes = [s.shape for s in specs if s.name == name]
     along_batch = bool(shapes) and shapes[0] is not None and array.ndim + 1 == len(shapes[0])
     return np.asarray(array[np.newaxis] if along_batch else array)
 
 
-def _spooled(text: str, samples: Iterable[dict[str, NDArray[Any]]]) -> Iterator[tuple[str, Arrays]]:
-    """``samples``, each put on disk as it comes, so that all need not fit into memory."""
+def _spooled(
+    text: str, samples: Iterable[dict[str, NDArray[Any]]], recent: RecentArrays
+) -> Iterator[tuple[str, Arrays]]:
+    """``samples``, each written to a scratch folder as it comes."""
+    # All of them need not fit into memory.
     spool = scratch("inputs")
     for number, arrays in enumerate(samples):
         where = f"{text}[{number}]"
@@ -228,13 +236,13 @@ def _spooled(text: str, samples: Iterable[dict[str, NDArray[Any]]]) -> Iterator[
             write_npz(path, arrays, zipfile.ZIP_STORED)
         except OSError as error:
             raise MachineError(f"{path}: cannot be written ({error.strerror})") from error
-        yield where, LazyArrays(partial(_read_spooled, spool, path))
+        yield where, LazyArrays(partial(_read_spooled, spool, path), recent)
 
 
 def _yielded(
     text: str, source: Function | Iterable[Any], option: str
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """The feeds that the user's ``source`` yields."""
+    """The feeds of the user's ``source``, checked to be mappings."""
     what, number = f"{option} {text}", 0
     with users_code(what):
         given = source() if callable(source) else source
@@ -257,15 +265,15 @@ def _yielded(
 
 
 def _read_spooled(spool: tempfile.TemporaryDirectory[str], path: Path) -> dict[str, NDArray[Any]]:
-    """``spool`` is held so that the folder stays as long as a sample of it."""
+    # The argument ``spool`` keeps the folder on disk for as long as a sample needs it.
     return read_npz(path)
 
 
 def load_golden(settings: Settings, graph: Graph, inputs: int) -> Arrays | None:
-    """The golden outputs by name; they belong to one input.
+    """The golden outputs by name; None if there are none.
 
     Raises:
-        BadInputError: names what is not the model's, or no numbers.
+        BadInputError: they do not fit the model, or there are several inputs.
     """
     golden = settings.golden
     if golden is None:

@@ -1,4 +1,4 @@
-"""The given inputs: read, checked, and what they cover."""
+"""Reads and checks the given inputs, holds some out, and finds what they do not cover."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from bisect_trt.base.display import some_of
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import BudgetSpentError, Observer
 from bisect_trt.base.outcomes import Finding
-from bisect_trt.base.sample import Sample, evenly
+from bisect_trt.base.sample import RecentArrays, Sample, evenly
 from bisect_trt.inputs.files import read_sources, shown
 from bisect_trt.metrics.arrays import flat, slices
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import InputSpec, check_array, check_names, dynamic_axes
 from bisect_trt.settings import Settings, Source
 
-_PROGRESS_EVERY_S = 1.0
-_NOISE_SAMPLES = 32
 _NOISE_ELEMENTS = 1 << 22
-"""These are enough to recognise noise; the sums of a larger array would take several copies."""
+"""Elements of an array that are checked for noise, to bound memory."""
 
 _SHORT_AXIS = 4
-"""Along a shorter axis (colours, a batch) too few elements are neighbours."""
+"""Shorter axes (colours, a batch) have too few neighbours to correlate."""
 
 
 def load_samples(
@@ -39,25 +37,27 @@ def load_samples(
     option: str = "--input",
     observer: Observer | None = None,
 ) -> list[Sample]:
-    """The samples that ``sources`` name, checked against ``specs``.
+    """The samples of ``sources``, checked against ``specs``.
 
     Raises:
-        BadInputError: names the file and the tensor: wrong names, dtypes, shapes, NaN, infinities.
+        BadInputError: a wrong name, dtype or shape, NaN or infinities.
         BudgetSpentError: the observer ended it.
     """
     samples: list[Sample] = []
-    told = time.monotonic()
+    recent = RecentArrays()
+    shown_at = time.monotonic()
     for number, source in enumerate(sources):
         if isinstance(source, Mapping):
             arrays = {str(k): np.asarray(v) for k, v in source.items()}
             samples.append(checked(Sample(f"sample {number}", arrays), specs, infinite))
             continue
         before = len(samples)
-        for name, found in read_sources(source, specs, stacked=stacked, option=option):
+        read = read_sources(source, specs, stacked=stacked, recent=recent, option=option)
+        for name, found in read:
             samples.append(checked(Sample(name, found), specs, infinite))
-            if observer is not None and time.monotonic() - told > _PROGRESS_EVERY_S:
+            if observer is not None and time.monotonic() - shown_at > 1.0:
                 observer.progress(len(samples), 0, name)
-                told = time.monotonic()
+                shown_at = time.monotonic()
         if len(samples) == before:
             raise BadInputError(f"{option} {shown(source)}: gives no sample")
     if not samples:
@@ -66,17 +66,17 @@ def load_samples(
 
 
 def checked(sample: Sample, specs: Sequence[InputSpec], infinite: Collection[str]) -> Sample:
-    """``sample``, which the model takes.
+    """``sample`` itself, if the model takes it.
 
     Raises:
-        BadInputError: names the tensor: a wrong name, dtype or shape, NaN, infinities.
+        BadInputError: a wrong name, dtype or shape, NaN or infinities.
     """
     where = sample.name
     check_names(where, list(sample.arrays), specs)
     symbols: dict[str, int] = {}
     for spec in specs:
         _check_array(where, spec, sample.arrays[spec.name], symbols, spec.name in infinite)
-    _ = sample.digest  # kept: told now, while the arrays are in memory
+    _ = sample.digest  # computed now, while the arrays are in memory
     return sample
 
 
@@ -95,10 +95,10 @@ def _check_array(
             bad = ~np.isfinite(block)
             if may_be_infinite:
                 bad &= ~np.isneginf(block)
-            found = int(np.count_nonzero(bad))
-            if found and not count:
+            bad_in_block = int(np.count_nonzero(bad))
+            if bad_in_block and not count:
                 first = part.start + int(np.argmax(bad))
-            count += found
+            count += bad_in_block
             masked = masked and not bool((bad & ~np.isneginf(block)).any())
         if count:
             hint = f"; if it is a mask, pass --infinite {spec.name}" if masked else ""
@@ -110,28 +110,28 @@ def _check_array(
 
 
 def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
-    """A sentence for each input that is constant or looks like noise: its errors say little."""
-    found: dict[str, list[str]] = {}
-    for sample in evenly(samples, _NOISE_SAMPLES):
+    """A sentence for each input that is constant or looks like noise."""
+    names_by_message: dict[str, list[str]] = {}
+    for sample in evenly(samples, 32):  # enough to recognise noise
         for name, whole in sample.arrays.items():
             array = _some_rows(whole)
             if array.dtype.kind != "f" or array.size < 64 or not np.isfinite(array).all():
                 continue
             if np.ptp(array) == 0.0:
-                said = f"input {name!r} is constant ({array.flat[0]:g}); use a real input"
+                message = f"input {name!r} is constant ({array.flat[0]:g}); use a real input"
             elif _looks_like_noise(array):
-                said = (
+                message = (
                     f"input {name!r} looks like random noise; the errors of real inputs are "
                     "usually different, use a real one"
                 )
             else:
                 continue
-            found.setdefault(said, []).append(sample.name)
-    return [f"{some_of(names, 1)}: {said}" for said, names in found.items()]
+            names_by_message.setdefault(message, []).append(sample.name)
+    return [f"{some_of(names, 1)}: {message}" for message, names in names_by_message.items()]
 
 
 def _some_rows(array: NDArray[Any]) -> NDArray[Any]:
-    """``array``, or of a large one neighbouring elements from all over it."""
+    """``array``, or neighbouring elements from all over a large one."""
     rows = array.reshape(-1, array.shape[-1]) if array.ndim else array
     if array.size <= _NOISE_ELEMENTS or len(rows) < 2:
         return array if array.size <= _NOISE_ELEMENTS else flat(array)[:_NOISE_ELEMENTS]
@@ -139,11 +139,9 @@ def _some_rows(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _looks_like_noise(array: NDArray[Any]) -> bool:
-    """Whether ``randn`` or ``rand`` may have made ``array``: neighbours do not correlate.
-
-    Real signals correlate with their neighbours. Embeddings of tokens may not, but some of their
-    rows are larger than others.
-    """
+    """Whether ``randn`` or ``rand`` may have made ``array``."""
+    # Neighbours in real signals correlate. Those in token embeddings may not, but some of their
+    # rows are larger than others.
     values = array.astype(np.float64)
     if array.shape[-1] < _SHORT_AXIS:
         values = values.reshape(1, -1)
@@ -168,28 +166,28 @@ def _looks_like_noise(array: NDArray[Any]) -> bool:
 
 
 def _rows_are_alike(values: NDArray[np.float64], length: int) -> bool:
-    """Whether the norms of the rows spread as those of independent copies do."""
+    """Whether the norms of the rows vary as those of independent values do."""
     if length < 16 or values.size < 8 * length:
         return True  # too short, or too few rows, to tell
     rows = values.reshape(-1, length)
     squares = rows * rows
     expected = float(squares.std()) / (2.0 * float(squares.mean()) * np.sqrt(length))
     norms = np.sqrt(squares.sum(axis=1))
-    if len(np.unique(norms)) < len(norms):  # a token that comes twice
+    if len(np.unique(norms)) < len(norms):  # a repeated token
         return False
     spread = float(norms.std() / norms.mean())
     return bool(0.5 * expected < spread < 1.5 * expected)
 
 
 _HOLDOUT_EVERY = 5
-"""One of five inputs is held out."""
+"""One of this many inputs is held out."""
 
 FEW_INPUTS = 20
-"""From this many inputs on some are held out; augmented inputs stand in for them below it."""
+"""Below this many inputs none are held out."""
 
 
 def short_digest(sample: Sample) -> str:
-    """The form in which a plan lists the inputs that it was searched with."""
+    """The digest by which a plan lists the inputs of its search."""
     return sample.digest[:12]
 
 
@@ -201,13 +199,12 @@ def load_inputs(
     *,
     searches: bool = True,
 ) -> tuple[list[Sample], list[Sample], list[Finding]]:
-    """The given samples, those held out (named, or a fifth of many), and findings on both.
+    """The given samples without duplicates, the held out ones, and findings on both.
 
-    A copy of another input is left out: it tells nothing.
+    ``seen`` are the short digests of inputs that an older plan was searched with.
 
     Raises:
-        BadInputError: names the file or tensor that cannot be used, or says that the time was spent
-            before all was read.
+        BadInputError: a file or tensor cannot be used, or the time was spent.
     """
     try:
         return _loaded(settings, specs, observer, seen, searches)
@@ -238,60 +235,58 @@ def _loaded(
         infinite=settings.infinite,
         observer=observer,
     )
-    every = load(settings.inputs)
-    samples = _unlike((), every)
-    said = _copies("inputs", len(every) - len(samples), "counted once")
-    asked = [source for source in settings.holdout if source != "none"]
-    if asked:
-        named = load(asked, option="--holdout")
-        apart = _unlike((), named) if searches else _unlike(samples, named)
+    given_sources = load(settings.inputs)
+    samples = _without((), given_sources)
+    findings = _copies("inputs", len(given_sources) - len(samples), "counted once")
+    sources = [source for source in settings.holdout if source != "none"]
+    if sources:
+        named = load(sources, option="--holdout")
+        holdout = _without((), named) if searches else _without(samples, named)
         so = "counted once" if searches else "left out, and would test nothing"
-        said += _copies("inputs kept apart", len(named) - len(apart), so)
-        new = [sample for sample in apart if short_digest(sample) not in seen]
-        left = _unlike(new, samples)
-        if not left:
+        findings += _copies("inputs kept apart", len(named) - len(holdout), so)
+        new = [sample for sample in holdout if short_digest(sample) not in seen]
+        given = _without(new, samples)
+        if not given:
             raise BadInputError("--holdout names every given input: leave some to search with")
-        said += _named_twice(len(samples) - len(left), len(samples))
-        return left, new, said + _searched_before(len(apart) - len(new), len(named))
+        findings += _named_twice(len(samples) - len(given), len(samples))
+        return given, new, findings + _searched_before(len(holdout) - len(new), len(named))
     if settings.holdout or settings.fitted or len(samples) < FEW_INPUTS:
-        return samples, [], said
-    apart = _kept_apart(samples, seen)
-    if not apart:
-        known = sum(short_digest(sample) in seen for sample in samples)
-        return samples, [], said + _searched_before(known, len(samples))
-    kept = {sample.digest for sample in apart}
+        return samples, [], findings
+    holdout = _choose_holdout(samples, seen)
+    if not holdout:
+        searched = sum(short_digest(sample) in seen for sample in samples)
+        return samples, [], findings + _searched_before(searched, len(samples))
     part = (
         "a fifth"
-        if len(apart) == len(samples) // _HOLDOUT_EVERY
+        if len(holdout) == len(samples) // _HOLDOUT_EVERY
         else "of those not searched with yet"
     )
     message = (
-        f"{len(apart)} of {len(samples)} inputs, {part}, are kept apart to test on (--holdout "
+        f"{len(holdout)} of {len(samples)} inputs, {part}, are kept apart to test on (--holdout "
         "FILES names others, --holdout none searches with all)"
     )
-    given = [sample for sample in samples if sample.digest not in kept]
-    return given, apart, [*said, Finding("holdout", "", message)]
+    return _without(holdout, samples), holdout, [*findings, Finding("holdout", "", message)]
 
 
-def _kept_apart(samples: Sequence[Sample], seen: frozenset[str]) -> list[Sample]:
-    """A fifth of ``samples``, or half of the unseen where these are few; evenly spread."""
+def _choose_holdout(samples: Sequence[Sample], seen: frozenset[str]) -> list[Sample]:
+    """A fifth of ``samples``, or half of the unseen ones if these are few, evenly spread."""
     new = [sample for sample in samples if short_digest(sample) not in seen]
     most = len(samples) // _HOLDOUT_EVERY
     step = min(_HOLDOUT_EVERY, max(2, len(new) // most))
     return new[step - 1 :: step][:most]
 
 
-def _unlike(given: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
-    """Those of ``others`` that are not among ``given``, each once."""
-    known = {sample.digest for sample in given}
-    by_content: dict[str, Sample] = {}
-    for sample in others:
-        by_content.setdefault(sample.digest, sample)
-    return [sample for digest, sample in by_content.items() if digest not in known]
+def _without(left_out: Sequence[Sample], samples: Sequence[Sample]) -> list[Sample]:
+    """``samples`` without duplicates and without those in ``left_out``."""
+    digests = {sample.digest for sample in left_out}
+    by_digest: dict[str, Sample] = {}
+    for sample in samples:
+        by_digest.setdefault(sample.digest, sample)
+    return [sample for digest, sample in by_digest.items() if digest not in digests]
 
 
 def _named_twice(count: int, given: int) -> list[Finding]:
-    """The finding about given inputs that --holdout names too."""
+    """The finding on given inputs that --holdout names too."""
     if not count:
         return []
     message = f"{count} of {given} given inputs are those of --holdout: no search sees them"
@@ -299,7 +294,7 @@ def _named_twice(count: int, given: int) -> list[Finding]:
 
 
 def _searched_before(count: int, named: int) -> list[Finding]:
-    """The finding about inputs that the older plan was searched with."""
+    """The finding on inputs that the older plan was searched with."""
     if not count:
         return []
     message = (
@@ -316,22 +311,22 @@ def _copies(what: str, count: int, so: str) -> list[Finding]:
     return [Finding("copies", "", f"{count} of the {what} {are} {so}")]
 
 
-NOT_COVERED, ALIKE = "not-covered", "alike"
-"""Kinds of findings that the first lines say; the second makes validation inconclusive."""
+NOT_COVERED = "not-covered"
+"""Kind of finding: dynamic axes of which few sizes were tested."""
 
-_LARGE_TABLE_ROWS = 1000
-_NARROW_SHARE = 0.1
-"""Ids within this share of a large embedding's rows are one language of several, say."""
+ALIKE = "alike"
+"""Kind of finding: all inputs are of one kind, which makes validation inconclusive."""
 
 
 def untested_sizes(specs: Sequence[InputSpec], samples: Sequence[Sample]) -> list[Finding]:
-    """A finding for each input with dynamic axes: the sizes that these had."""
-    by_input, told = dict[str, list[str]](), set[str]()
+    """A finding with the tested sizes for each input with dynamic axes."""
+    by_input, named = dict[str, list[str]](), set[str]()
     for spec, axis, name in dynamic_axes(specs):
         sizes = [s.shapes[spec.name][axis] for s in samples]
-        if not sizes or name in told:
+        if not sizes or name in named:
             continue
-        told.update([name] if not name.isdigit() else [])
+        if not name.isdigit():  # an axis without a name is called by its number
+            named.add(name)
         low, high = min(sizes), max(sizes)
         span = f"at {low} only" if low == high else f"from {low} to {high} only"
         spans = by_input.setdefault(spec.name, [])
@@ -347,8 +342,8 @@ def untested_sizes(specs: Sequence[InputSpec], samples: Sequence[Sample]) -> lis
 
 
 def few_ids(graph: Graph, samples: Sequence[Sample]) -> list[Finding]:
-    """A finding for each input of ids that span a small part of the table they are looked up in."""
-    found = []
+    """A finding for each input of ids that spans a small part of its lookup table."""
+    findings = []
     for lookup in graph.lookups:
         node = graph.proto.graph.node[lookup.index]
         if not lookup.table or node.input[1] not in samples[0].arrays:
@@ -357,10 +352,11 @@ def few_ids(graph: Graph, samples: Sequence[Sample]) -> list[Finding]:
         ids = [np.asarray(s.arrays[name]) for s in samples]
         used = np.unique(np.concatenate([a.ravel() for a in ids]))
         low, high = int(used.min()), int(used.max())
-        if rows >= _LARGE_TABLE_ROWS and high - low < _NARROW_SHARE * rows:
+        # Within a tenth of a large table there may be one language of several.
+        if rows >= 1000 and high - low < 0.1 * rows:
             message = (
                 f"all {len(samples)} inputs have ids from {low} to {high} of {rows:,} in {name!r}: "
                 "inputs of other languages or kinds are not covered"
             )
-            found.append(Finding(ALIKE, name, message))
-    return found
+            findings.append(Finding(ALIKE, name, message))
+    return findings

@@ -1,4 +1,4 @@
-"""Large arrays block by block: what is computed of a gigabyte must not take several."""
+"""Goes through large arrays in blocks, to bound memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 Arrays = Mapping[str, NDArray[Any]]
 
 BLOCK = 1 << 20
-"""Elements at a time: a few megabytes in float64."""
+"""Elements of a block: 8 MB in float64."""
 
 
 def slices(size: int, block: int = BLOCK) -> Iterator[slice]:
-    """The ranges of at most ``block`` that ``size`` elements fall into, in order."""
+    """The ranges of at most ``block`` elements that cover ``size`` elements."""
     for start in range(0, size, block):
         yield slice(start, min(start + block, size))
 
@@ -27,7 +27,7 @@ def all_finite(array: NDArray[Any]) -> bool:
 
 
 def largest_finite(array: NDArray[Any]) -> float:
-    """The largest size among the finite values of ``array``; 0 where there is none."""
+    """The largest finite magnitude in ``array``; 0 if there is none."""
     values, largest = flat(array), 0.0
     for part in slices(values.size):
         size = np.abs(values[part])
@@ -36,5 +36,5 @@ def largest_finite(array: NDArray[Any]) -> float:
 
 
 def flat(array: NDArray[Any]) -> NDArray[Any]:
-    """``array`` in one dimension, in C order; a contiguous one is not copied."""
+    """``array`` in one dimension, in C order, copied only if not contiguous."""
     return np.asarray(array).reshape(-1)

@@ -18,11 +18,10 @@ EQUAL = "equal"
 BOX_LAYOUTS = ("xyxy", "yxyx", "xywh", "cxcywh")
 
 MAX_SCORE_DIFFERENCE = 0.05
-"""Of two matching boxes."""
+"""The largest difference between the scores of two matching boxes."""
 
 TIE = 1e-5
-"""Of a tensor's RMS: two candidates nearer than that may change places in FP32 itself, whose own
-noise is about a tenth of it."""
+"""The gap, over the tensor's RMS, below which two candidates are tied: ten times FP32's noise."""
 
 _TOP = re.compile(r"^top([1-9]\d*)$")
 
@@ -31,25 +30,19 @@ _Boxes = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
 def is_decision(metric: str) -> bool:
-    """Whether it is ``topK``, ``argmax``, ``equal``, ``mask_iou`` or ``box_match``."""
+    """Whether ``metric`` is ``topK``, ``argmax``, ``equal``, ``mask_iou`` or ``box_match``."""
     named = metric in ("argmax", EQUAL, "mask_iou") or metric.startswith(BOX_MATCH)
     return named or _TOP.match(metric) is not None
 
 
 def places_of(metric: str) -> int:
-    """The K of ``topK``, 1 of ``argmax``, 0 for another metric.
-
-    Of an output with no more values to choose among, the metric is always true.
-    """
-    found = _TOP.match(metric)
-    return int(found[1]) if found is not None else int(metric == "argmax")
+    """The K of ``topK``, 1 for ``argmax``, 0 for another metric."""
+    top = _TOP.match(metric)
+    return int(top[1]) if top is not None else int(metric == "argmax")
 
 
 def choices(metric: str, output: NDArray[Any]) -> int | None:
-    """How many values of ``output`` a ``topK`` or ``argmax`` chooses among.
-
-    None for another metric, and where it asks for the same elements.
-    """
+    """How many values of ``output`` a ``topK`` or ``argmax`` chooses among; else None."""
     if not places_of(metric) or _is_decided(output):
         return None
     shape: tuple[int, ...] = (1, *output.shape)
@@ -62,15 +55,15 @@ def decision(
     candidate: NDArray[Any],
     ties: NDArray[np.bool_] | None = None,
 ) -> float:
-    """The share of decisions that are the same; ``equal``: of elements.
+    """The share of decisions that are the same, from 0 to 1.
 
     ``topK``: of the rows along the last axis, those whose largest element in the reference is among
-    the K largest of the candidate. ``argmax``: of all places, those whose largest channel is the
-    same; channels are axis 1 from four dimensions on (N, C, H, W), else the last axis. Of an output
-    of truth values or integers of more than eight bits, which are decisions already (the ids of
-    classes), both are the share of elements that are the same. ``mask_iou``: intersection over
-    union of what lies above 0.5, or above 0 where the reference holds logits; 1 where both masks
-    are empty.
+    the K largest of the candidate.
+    ``argmax``: of all places, those with the same largest channel. Channels are axis 1 from four
+    dimensions on (N, C, H, W), else the last axis.
+    ``equal``: of elements. So are ``topK`` and ``argmax`` of Booleans and integers of more than
+    eight bits, which are decisions already.
+    ``mask_iou``: the intersection over union of what is above 0.5, or above 0 for logits.
     """
     if reference.size == 0:
         return 1.0
@@ -86,34 +79,31 @@ def decision(
         return float(np.mean(np.argmax(reference, axis) == np.argmax(candidate, axis)))
     ref = np.atleast_1d(reference).reshape(-1, np.atleast_1d(reference).shape[-1])
     got = np.atleast_1d(candidate).reshape(ref.shape)
-    wanted = np.argmax(ref, axis=1)
-    chosen = got[np.arange(len(got)), wanted]
-    # How many are larger, or as large and earlier: the order that argmax breaks ties in.
+    expected = np.argmax(ref, axis=1)
+    value = got[np.arange(len(got)), expected]
+    # Counts what is larger, or as large and earlier: argmax breaks ties in this order.
     places = np.arange(ref.shape[1])
-    ahead = (got > chosen[:, None]) | ((got == chosen[:, None]) & (places < wanted[:, None]))
+    ahead = (got > value[:, None]) | ((got == value[:, None]) & (places < expected[:, None]))
     return float(np.mean(ahead.sum(axis=1) < places_of(metric)))
 
 
 def _is_decided(output: NDArray[Any]) -> bool:
-    """Whether its elements are decisions already: truth values, or integers that may be ids."""
+    """Whether the elements are decisions already: Booleans, or integers that may be ids."""
     return output.dtype.kind == "b" or (output.dtype.kind in "iu" and output.itemsize > 1)
 
 
 def _mask_iou(reference: NDArray[Any], candidate: NDArray[Any]) -> float:
     low, high = float(np.min(reference)), float(np.max(reference))
-    # What is interpolated after a sigmoid overshoots 0 to 1 by less than a quarter.
-    chances = 0.0 <= low <= high <= 1.0 or (low >= -0.25 and 0.5 < high <= 1.25)
-    threshold = 0.5 if chances else 0.0
+    # Interpolation after a sigmoid overshoots 0 to 1 by less than a quarter.
+    probabilities = 0.0 <= low <= high <= 1.0 or (low >= -0.25 and 0.5 < high <= 1.25)
+    threshold = 0.5 if probabilities else 0.0
     ref, got = reference > threshold, candidate > threshold
     union = int(np.count_nonzero(ref | got))
     return int(np.count_nonzero(ref & got)) / union if union else 1.0
 
 
 def gaps(values: NDArray[Any], axis: int, *, smallest: bool = False) -> NDArray[np.float32]:
-    """How far the two largest (or smallest) values along ``axis`` are apart, over the tensor's RMS.
-
-    Infinite where there is one value.
-    """
+    """The gap of the two largest (or smallest) values along ``axis``, over the tensor's RMS."""
     if values.shape[axis] < 2:
         return np.full(tuple(np.delete(values.shape, axis)), np.inf, np.float32)
     top = np.partition(-values if smallest else values, -2, axis)
@@ -126,9 +116,10 @@ def gaps(values: NDArray[Any], axis: int, *, smallest: bool = False) -> NDArray[
 
 @dataclass(frozen=True)
 class BoxMatch:
-    """The share of the reference's boxes that a plan's match, one to one.
+    """The share of the reference's boxes that have a match in the candidate, one to one.
 
-    ``boxes``, ``scores`` and ``classes`` are outputs, each with the slice that is taken of it.
+    ``boxes``, ``scores``, ``classes``: outputs, each with a slice of it.
+    ``iou``: the least overlap of a match. ``layout``: one of :data:`BOX_LAYOUTS`.
     """
 
     boxes: tuple[str, Slices]
@@ -139,30 +130,30 @@ class BoxMatch:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs that it looks at."""
+        """The outputs that it reads."""
         parts = (self.boxes, self.scores, *([self.classes] if self.classes else []))
         return tuple(dict.fromkeys(name for name, _ in parts))
 
     def __call__(self, reference: Arrays, candidate: Arrays) -> float:
-        """The share in [0, 1]; 1 where the reference holds no box."""
-        wanted, found = self._images(reference), self._images(candidate)
-        matched = sum(self._matched(ref, got) for ref, got in zip(wanted, found, strict=True))
-        total = sum(len(boxes) for boxes, _, _ in wanted)
+        """The share in [0, 1]; 1 if the reference has no box."""
+        refs, gots = self._images(reference), self._images(candidate)
+        matched = sum(self._matched(ref, got) for ref, got in zip(refs, gots, strict=True))
+        total = sum(len(boxes) for boxes, _, _ in refs)
         return matched / total if total else 1.0
 
     def count(self, outputs: Arrays) -> int:
-        """How many boxes ``outputs`` hold."""
+        """The number of boxes in ``outputs``."""
         return sum(len(boxes) for boxes, _, _ in self._images(outputs))
 
     def _images(self, outputs: Arrays) -> list[_Boxes]:
-        """Corners, scores and classes of each image's boxes; rows without a score are padding."""
+        """The corners, scores and classes of each image's boxes."""
         boxes, scores = _taken(outputs, self.boxes), _taken(outputs, self.scores)
         classes = _taken(outputs, self.classes) if self.classes is not None else None
         if boxes.ndim == 2:
             boxes, scores = boxes[None], scores[None]
         images = boxes.shape[:2]
         if scores.ndim == 3 and scores.shape[:2] != images and scores.shape[::2] == images:
-            scores = scores.swapaxes(1, 2)  # classes before boxes, as NonMaxSuppression takes them
+            scores = scores.swapaxes(1, 2)  # NonMaxSuppression takes (batch, classes, boxes)
         fits = boxes.ndim == 3 and boxes.shape[-1] == 4 and scores.ndim in (2, 3)
         fits = fits and scores.shape[:2] == images
         if not fits or (classes is not None and classes.size != np.prod(images)):
@@ -175,11 +166,14 @@ class BoxMatch:
         scores = scores if scores.ndim == 3 else scores[..., None]
         best = scores.max(axis=2)
         kinds = scores.argmax(axis=2) if classes is None else classes.reshape(images)
-        found = zip(boxes, best, kinds, strict=True)
-        return [(_corners(b[s > 0.0], self.layout), s[s > 0.0], k[s > 0.0]) for b, s, k in found]
+        images_of = zip(boxes, best, kinds, strict=True)
+        # Rows with a score of 0 are padding.
+        return [
+            (_corners(b[s > 0.0], self.layout), s[s > 0.0], k[s > 0.0]) for b, s, k in images_of
+        ]
 
     def _matched(self, ref: _Boxes, got: _Boxes) -> int:
-        """How many boxes of one image have a partner: the pairs that overlap most first."""
+        """How many boxes of one image are matched; pairs that overlap most come first."""
         overlap = _iou(ref[0], got[0])
         near = np.abs(ref[1][:, None] - got[1][None]) <= MAX_SCORE_DIFFERENCE
         same = ref[2][:, None] == got[2][None]
@@ -205,7 +199,7 @@ def _taken(outputs: Arrays, part: tuple[str, Slices]) -> NDArray[Any]:
 
 
 def _corners(boxes: NDArray[Any], layout: str) -> NDArray[Any]:
-    """Boxes (N, 4) as two opposite corners."""
+    """Boxes (N, 4) as two opposite corners each."""
     first, second = boxes[:, :2], boxes[:, 2:]
     if layout == "yxyx":
         return boxes[:, [1, 0, 3, 2]]
@@ -215,7 +209,7 @@ def _corners(boxes: NDArray[Any], layout: str) -> NDArray[Any]:
 
 
 def _iou(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
-    """Intersection over union of every pair of boxes (N, 4) and (M, 4), shape (N, M)."""
+    """The intersection over union of boxes (N, 4) and (M, 4), shape (N, M)."""
     low = np.maximum(one[:, None, :2], other[None, :, :2])
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])
     both = np.prod(np.maximum(high - low, 0.0), axis=2)

@@ -1,7 +1,7 @@
-"""A few thousand output elements that stand for all: signed errors in units of the tolerance.
+"""Signed errors, in tolerances, at a few thousand elements that stand for all outputs.
 
-The search adds and subtracts such vectors to predict what a set of pins would do. Only evaluations
-of all elements decide, so a sample that misses one costs an evaluation, never correctness.
+The search adds and subtracts such vectors to predict a plan's error. Plans are judged on all
+elements, so a bad sample costs evaluations, never correctness.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from bisect_trt.metrics.decisions import EQUAL
 from bisect_trt.metrics.requirements import Requirement, Requirements
 
 Tolerance = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]]
-"""Of elements, by the reference's values there and their places in the flat output."""
+"""Gives the tolerance of elements from their reference values and places in the flat output."""
 
 _MEAN_LIKE = frozenset({"mean_abs", "median_abs", "rmse", "cosine", "snr_db", "psnr_db"})
 
 MEAN_NORM = 2.0
+"""The norm for metrics that average over elements."""
+
 PEAK_NORM = 8.0
-"""Between the 2-norm, which ignores a bad pixel, and the maximum, which sees nothing else."""
+"""The norm for other metrics: between the 2-norm, which ignores a bad pixel, and the maximum."""
 
 
 def prediction_order(requirements: Requirements) -> float:
-    """The norm by which predicted errors are ranked: means look at all elements, peaks at few."""
+    """The order of the norm by which predicted errors are ranked."""
     mean_like = all(item.metric in _MEAN_LIKE for item in requirements.items)
     return MEAN_NORM if mean_like else PEAK_NORM
 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Elements of one output: places in the flat one, and the reference and tolerance there."""
+    """Chosen elements of one output: their places in it flattened, reference and tolerance."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,7 +47,7 @@ class _Chosen:
     tolerance: NDArray[np.float64]
 
     def errors(self, output: NDArray[Any]) -> NDArray[np.float32]:
-        """The signed errors, in tolerances; NaN for an output of another shape."""
+        """The signed errors in tolerances; NaN for an output of another shape."""
         if output.shape != self.shape:
             return np.full(self.places.size, np.nan, np.float32)
         values = flat(output)[self.places].astype(np.float64)
@@ -54,7 +56,7 @@ class _Chosen:
 
 
 class ErrorSample:
-    """Elements of one sample's outputs: half where ``candidate`` errs most, half at random."""
+    """Elements of a sample's outputs: half where ``candidate`` is worst, half at random."""
 
     def __init__(
         self, requirements: Requirements, reference: Arrays, candidate: Arrays, limit: int = 4096
@@ -74,11 +76,11 @@ class ErrorSample:
 
     @property
     def size(self) -> int:
-        """The number of elements over all outputs."""
+        """The number of elements of all outputs."""
         return sum(chosen.places.size for chosen in self._chosen)
 
     def errors(self, outputs: Arrays) -> NDArray[np.float32]:
-        """The signed errors of ``outputs`` at the chosen elements, in tolerances, shape (size,)."""
+        """The signed errors of ``outputs`` in tolerances, shape (size,)."""
         parts = [chosen.errors(outputs[chosen.name]) for chosen in self._chosen]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
@@ -86,9 +88,9 @@ class ErrorSample:
 def _worst_places(
     reference: NDArray[Any], candidate: NDArray[Any], tolerance: Tolerance, count: int
 ) -> NDArray[np.int64]:
-    """The ``count`` places where ``candidate`` uses most of the tolerance; any if shapes differ."""
+    """The ``count`` places with the largest errors in tolerances; any if the shapes differ."""
     exact, given = flat(reference), flat(candidate)
-    best, most = np.zeros(0, np.int64), np.zeros(0)
+    worst, largest = np.zeros(0, np.int64), np.zeros(0)
     for part in slices(exact.size, max(BLOCK, 4 * count)):
         ref, places = exact[part].astype(np.float64), np.arange(part.start, part.stop)
         used = np.zeros(ref.size)
@@ -96,14 +98,14 @@ def _worst_places(
             with np.errstate(invalid="ignore", over="ignore"):
                 error = np.abs(given[part].astype(np.float64) - ref)
                 used = np.nan_to_num(error / tolerance(ref, places), nan=0.0)
-        best, most = np.concatenate([best, places]), np.concatenate([most, used])
-        kept = np.argpartition(-most, min(count, most.size) - 1)[:count]
-        best, most = best[kept], most[kept]
-    return best
+        worst, largest = np.concatenate([worst, places]), np.concatenate([largest, used])
+        kept = np.argpartition(-largest, min(count, largest.size) - 1)[:count]
+        worst, largest = worst[kept], largest[kept]
+    return worst
 
 
 def _tolerance(requirements: Requirements, name: str, array: NDArray[Any]) -> Tolerance | None:
-    """The tolerance of elements of an output; None if no requirement looks at it."""
+    """The tolerance of an output's elements; None if no requirement is on it."""
     items = [i for i in requirements.items if i.is_on(name, array.dtype.kind)]
     if not items:
         return None
@@ -129,20 +131,20 @@ def _tolerance(requirements: Requirements, name: str, array: NDArray[Any]) -> To
 
 
 def _in_slice(item: Requirement, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Which elements of the flat output are in the slice that ``item`` looks at."""
-    found = np.zeros(shape, bool)
-    found[item.slices] = True
-    return found.ravel()
+    """Which elements of the flat output are in the slice of ``item``."""
+    inside = np.zeros(shape, bool)
+    inside[item.slices] = True
+    return inside.ravel()
 
 
 def _everywhere(item: Requirement, spread: float, rms: float) -> float:
-    """The tolerance that a condition on a whole output leaves each of its elements."""
+    """The tolerance of each element under a condition on the whole output."""
     if item.metric == "rel_range":
         return item.limit * (spread or 1.0)
     if item.metric in ("max_abs", "mean_abs", "median_abs", "rmse"):
         return item.limit
     if item.metric == EQUAL:
-        return 0.5  # integers that differ by less are the same
+        return 0.5  # integers that differ by less are equal
     if item.metric == "cosine":
         return rms * math.sqrt(2.0 * max(1.0 - item.limit, 0.0))
     if item.metric in ("snr_db", "psnr_db"):
@@ -152,7 +154,7 @@ def _everywhere(item: Requirement, spread: float, rms: float) -> float:
 
 
 def _spread_and_rms(array: NDArray[Any]) -> tuple[float, float]:
-    """The range and the RMS of the finite values; 1 where there is none."""
+    """The range and the RMS of the finite values; 1 if there are none."""
     values = flat(array)
     low, high, squares, count = math.inf, -math.inf, 0.0, 0
     for part in slices(values.size):

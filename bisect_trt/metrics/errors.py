@@ -1,4 +1,4 @@
-"""How far two tensors are apart."""
+"""Errors between two tensors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bisect_trt.metrics.arrays import Arrays, flat, slices
 
 SHAPE_CHANGED = -1
+"""The ``nonfinite`` of a tensor with another shape than the reference."""
 
 _LARGER_IS_BETTER = frozenset({"cosine", "snr_db", "psnr_db"})
 
@@ -21,13 +22,16 @@ _LARGER_IS_BETTER = frozenset({"cosine", "snr_db", "psnr_db"})
 class TensorError:
     """The errors of one tensor on one sample, or the worst over several.
 
-    ``max_abs``, ``mean_abs``, ``median_abs``, ``rmse`` are in the tensor's units; ``rel_range`` is
-    ``max_abs`` over the reference's range; ``cosine`` is in [-1, 1]; ``snr_db`` is 10 log10(sum
-    ref^2 / sum err^2), inf for no error; ``psnr_db`` is 20 log10(reference's range / rmse),
-    likewise; ``ref_min`` and ``ref_max`` are of all that is finite in the reference. ``nonfinite``
-    counts elements that are NaN or infinite without the reference being equal there
-    (``SHAPE_CHANGED`` if the shapes differ), ``ref_nonfinite`` those of the reference itself, which
-    the other numbers leave out.
+    ``max_abs``, ``mean_abs``, ``median_abs``, ``rmse``: in the tensor's unit.
+    ``rel_range``: ``max_abs`` over the reference's range.
+    ``cosine``: the cosine similarity, in [-1, 1].
+    ``snr_db``: 10 log10(sum ref^2 / sum err^2); infinite without error.
+    ``psnr_db``: 20 log10(reference's range / rmse); infinite without error.
+    ``nonfinite``: elements that are NaN or infinite, and not equal to the reference;
+    :data:`SHAPE_CHANGED` if the shapes differ.
+    ``elements``: all of the tensor.
+    ``ref_min``, ``ref_max``: the range of the reference's finite values.
+    ``ref_nonfinite``: NaN and infinities of the reference; other numbers leave them out.
     """
 
     max_abs: float
@@ -46,19 +50,19 @@ class TensorError:
 
     @property
     def finite(self) -> bool:
-        """True if nothing became NaN or infinite."""
+        """Whether nothing became NaN or infinite."""
         return self.nonfinite == 0
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers by name, with ``finite`` among them."""
+        """The fields and ``finite`` by name."""
         return {**asdict(self), "finite": self.finite}
 
 
 @dataclass
 class _Sums:
-    """What is added up, block by block, over the elements that are finite in both tensors.
+    """Sums over the elements that are finite in both tensors, block by block.
 
-    ``low`` and ``high`` are of those that are finite in the reference.
+    ``low`` and ``high`` are the range of the reference's finite elements.
     """
 
     errors: NDArray[Any]
@@ -75,18 +79,18 @@ class _Sums:
     ref_nonfinite: int = 0
 
     def add(self, ref: NDArray[np.float64], got: NDArray[np.float64]) -> None:
-        """Add a block; ``got`` is written over."""
-        known, squares = ref, (_dot(ref, ref), _dot(got, got))
+        """Add a block; overwrites ``got``."""
+        ref_finite, squares = ref, (_dot(ref, ref), _dot(got, got))
         if not math.isfinite(sum(squares)):
             finite = np.isfinite(ref)
             usable = finite & np.isfinite(got)
             same = (ref == got) | (np.isnan(ref) & np.isnan(got))
             self.nonfinite += int(np.count_nonzero(~usable & ~same))
             self.ref_nonfinite += int(np.count_nonzero(~finite))
-            known, ref, got = ref[finite], ref[usable], got[usable]
+            ref_finite, ref, got = ref[finite], ref[usable], got[usable]
             squares = (_dot(ref, ref), _dot(got, got))
-        self.low = min(self.low, float(known.min(initial=math.inf)))
-        self.high = max(self.high, float(known.max(initial=-math.inf)))
+        self.low = min(self.low, float(ref_finite.min(initial=math.inf)))
+        self.high = max(self.high, float(ref_finite.max(initial=-math.inf)))
         self.reference += squares[0]
         self.candidate += squares[1]
         self.product += _dot(ref, got)
@@ -101,20 +105,17 @@ class _Sums:
 
 
 def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorError:
-    """Compare two arrays of any numeric or boolean type, in float64.
-
-    Another shape is an error without numbers.
-    """
+    """The errors of ``candidate``, computed in float64; without numbers if the shapes differ."""
     size = reference.size
     if reference.shape != candidate.shape:
         return _without_numbers(SHAPE_CHANGED, size)
     lost = _lost_integers(reference, candidate)
     if lost:
         return _without_numbers(lost, size)
-    # Errors of 32 bits at most are kept in float32: a large tensor's take memory.
+    # Errors are kept in float32 for the median, unless the type is wider: to save memory.
     sums = _Sums(np.empty(size, np.promote_types(reference.dtype, np.float32)))
     exact, given = flat(reference), flat(candidate)
-    for part in slices(size, 1 << 16):  # what fits the processor's cache is fastest
+    for part in slices(size, 1 << 16):  # fits the processor's cache
         sums.add(exact[part].astype(np.float64), given[part].astype(np.float64))
     low, high = (sums.low, sums.high) if sums.low <= sums.high else (math.nan, math.nan)
     if not sums.count and sums.nonfinite:
@@ -122,7 +123,7 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
     spread = (high - low) or max(abs(high), abs(low))
     rmse = math.sqrt(sums.squares / max(sums.count, 1))
     norms = math.sqrt(sums.reference) * math.sqrt(sums.candidate)
-    # The products of equal values are a last bit off, and one may be zero everywhere.
+    # Of equal tensors the quotient is a last bit off 1, and of zeros undefined.
     cosine = 1.0 if sums.worst == 0.0 else 0.0
     if norms and sums.worst > 0.0:
         cosine = float(np.clip(sums.product / norms, -1.0, 1.0))
@@ -156,10 +157,8 @@ def _without_numbers(
 
 
 def _lost_integers(reference: NDArray[Any], candidate: NDArray[Any]) -> int:
-    """How many integers were made of NaN or an infinity, where the reference's were not.
-
-    A cast on x86 to 32 bits or more gives the smallest integer of the type then.
-    """
+    """The number of integers that were cast from NaN or an infinity."""
+    # A cast on x86 to 32 bits or more gives the type's smallest integer then.
     if candidate.dtype.kind != "i" or candidate.itemsize < 4:
         return 0
     smallest = np.iinfo(candidate.dtype).min
@@ -167,7 +166,7 @@ def _lost_integers(reference: NDArray[Any], candidate: NDArray[Any]) -> int:
 
 
 def _dot(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    # einsum, not np.dot: BLAS wakes its threads, which costs more than they save here.
+    # Not np.dot: waking BLAS's threads costs more than they save on a block.
     return float(np.einsum("i,i->", one, other))
 
 
@@ -178,7 +177,7 @@ def _ratio(value: float, over: float) -> float:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """20 log10(signal / noise); infinite without noise, its negative without signal."""
+    """20 log10(signal / noise); infinite without noise, -infinite without signal."""
     if noise == 0.0:
         return math.inf
     ratio = signal / noise
@@ -186,8 +185,8 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def median(errors: NDArray[Any]) -> float:
-    """The median of values of which none is negative; puts ``errors`` into another order."""
-    # Zeros are counted: a partition is slow where many values are equal.
+    """The median of non-negative values; reorders ``errors``."""
+    # Zeros are only counted: a partition is slow where many values are equal.
     zeros = errors.size - int(np.count_nonzero(errors))
     place = errors.size // 2 - zeros
     if place < 0 or not errors.size:
@@ -227,9 +226,9 @@ def _combine(errors: Sequence[TensorError], up: Any, down: Any) -> TensorError:
 
 @dataclass(frozen=True)
 class ChannelPeaks:
-    """The quartiles of the channels' largest magnitudes, and the channel with the largest of all.
+    """The quartiles of the channels' largest magnitudes, and the channel with the largest.
 
-    They are in the tensor's units; NaN and -1 where there are no channels.
+    They are in the tensor's unit; NaN and -1 without channels.
     """
 
     channels: int = 0
@@ -242,10 +241,7 @@ class ChannelPeaks:
 
 
 def channel_peaks(array: NDArray[np.float32], axis: int) -> NDArray[np.float32]:
-    """The largest finite magnitude of each channel along ``axis``, (channels,) float32.
-
-    Empty for a tensor of less than two axes, or without elements.
-    """
+    """The largest finite magnitude of each channel along ``axis``; empty for less than two axes."""
     if array.ndim < 2 or not array.size:
         return np.empty(0, np.float32)
     others = tuple(i for i in range(array.ndim) if i != axis % array.ndim)
@@ -257,7 +253,7 @@ def channel_peaks(array: NDArray[np.float32], axis: int) -> NDArray[np.float32]:
 
 
 def quartiles(peaks: NDArray[np.float32]) -> ChannelPeaks:
-    """What :func:`channel_peaks` gave, (channels,), in five numbers."""
+    """The quartiles of what :func:`channel_peaks` gives."""
     if not peaks.size:
         return ChannelPeaks()
     shares = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -266,31 +262,32 @@ def quartiles(peaks: NDArray[np.float32]) -> ChannelPeaks:
 
 
 def farthest_apart(exact: Arrays, answers: Sequence[Arrays]) -> tuple[str, float]:
-    """The output on which two of ``answers`` differ most, and by what part of its range."""
-    found = {
+    """The output that differs most between ``answers``, and the difference over its range."""
+    spreads = {
         name: _spread(reference, [answer[name] for answer in answers])
         for name, reference in exact.items()
     }
-    name = max(found, key=found.__getitem__, default="")
-    return (name, found[name]) if name and found[name] > 0.0 else ("", 0.0)
+    name = max(spreads, key=spreads.__getitem__, default="")
+    return (name, spreads[name]) if name and spreads[name] > 0.0 else ("", 0.0)
 
 
-def _spread(reference: NDArray[Any], found: Sequence[NDArray[Any]]) -> float:
-    """The largest distance between two of ``found`` at one element, over the reference's range."""
-    first = found[0]
-    if any(other.shape != first.shape for other in found):
+def _spread(reference: NDArray[Any], answers: Sequence[NDArray[Any]]) -> float:
+    """The largest distance between two ``answers`` at one element, over the reference's range."""
+    first = answers[0]
+    if any(other.shape != first.shape for other in answers):
         return math.inf
-    if first.dtype.kind not in "fiub" and first.dtype.itemsize != 2:  # texts
-        return 0.0 if all(np.array_equal(first, other) for other in found) else math.inf
+    # Strings are equal or not; bfloat16 has NumPy's kind V and two bytes.
+    if first.dtype.kind not in "fiub" and first.dtype.itemsize != 2:
+        return 0.0 if all(np.array_equal(first, other) for other in answers) else math.inf
     least = most = first.astype(np.float64)
-    unknown = np.isnan(least)
-    for other in found[1:]:
+    missing = np.isnan(least)
+    for other in answers[1:]:
         values = other.astype(np.float64)
-        if bool(np.any(np.isnan(values) != unknown)):
+        if bool(np.any(np.isnan(values) != missing)):
             return math.inf
         least, most = np.minimum(least, values), np.maximum(most, values)
     with np.errstate(invalid="ignore"):
-        gap = float(np.where((least == most) | unknown, 0.0, most - least).max(initial=0.0))
+        gap = float(np.where((least == most) | missing, 0.0, most - least).max(initial=0.0))
     values = reference[np.isfinite(reference)] if reference.dtype.kind == "f" else reference
     span = float(np.ptp(values.astype(np.float64))) if values.size else 0.0
     return gap / span if span > 0.0 else gap
@@ -298,10 +295,10 @@ def _spread(reference: NDArray[Any], found: Sequence[NDArray[Any]]) -> float:
 
 @dataclass(frozen=True)
 class RowsApart:
-    """The largest difference between two rows, and the rows that stand apart.
+    """The largest difference between two rows, and the rows that differ.
 
-    ``apart`` is in the array's units, infinite where not all rows are finite; ``rows`` are those
-    that are not, or else those farthest from the median of all.
+    ``apart``: in the array's unit, infinite if a row is not finite.
+    ``rows``: the rows that are not finite, or else those farthest from the median row.
     """
 
     apart: float
@@ -309,10 +306,8 @@ class RowsApart:
 
 
 def rows_apart(array: NDArray[Any]) -> RowsApart:
-    """The rows of ``array`` (first axis, any float type) held against each other.
-
-    Equal infinities, and NaN in all rows, are no difference.
-    """
+    """Compares the rows of ``array`` along its first axis."""
+    # Equal infinities, and NaN in all rows, are no difference.
     values = array.astype(np.float64).reshape(len(array), -1)
     missing = np.isnan(values)
     equal = (values == values[:1]) | (missing & missing[:1])

@@ -1,4 +1,4 @@
-"""Requirements as people write them, and the user's own metrics."""
+"""Parses requirements as users write them, and loads their metrics."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from bisect_trt.metrics.requirements import (
 from bisect_trt.metrics.user_metric import UserMetric
 
 DEFAULT_REQUIREMENTS = ("snr_db>=40",)
-"""The error of each float output, or of each of its scales, is 1 % of its RMS at most."""
+"""The RMS error of each float output, or of each of its scales, is at most 1 % of its RMS."""
 
 SAME = f"{EQUAL}>=1"
-"""What integers and truth values are held to where nothing else is asked of them."""
+"""The requirement on integers and Booleans without one of their own."""
 
 ALL = "@all"
 
@@ -60,10 +60,13 @@ def parse_requirements(
     collective: Mapping[str, CollectiveMetric] | None = None,
     whole: Collection[str] = (),
 ) -> Requirements:
-    """Read conditions such as ``boxes[:,4:]:cosine@mean>=0.999`` or ``atol=1e-3,rtol=1e-2``.
+    """Parse conditions such as ``boxes[:,4:]:cosine@mean>=0.999`` or ``atol=1e-3,rtol=1e-2``.
 
-    ``whole`` are the outputs that are not floats. Raises BadInputError for an unknown form, metric,
-    aggregate or output, and for a limit that every plan meets or none.
+    ``whole`` are the outputs that are not floats.
+
+    Raises:
+        BadInputError: an unknown form, metric, aggregate or output, or a bound that every plan
+            meets or none.
     """
     singles, of_all = dict(metrics or {}), dict(collective or {})
     own = (*singles, *of_all)
@@ -72,18 +75,18 @@ def parse_requirements(
             "--requirement: a function is no condition; pass it as a metric, and a condition on it"
         )
     floats = [name for name in outputs if name not in whole]
-    usual = DEFAULT_REQUIREMENTS if floats or not outputs else ()
-    items = tuple(_parse(text.strip(), outputs, own) for text in (texts or usual))
+    defaults = DEFAULT_REQUIREMENTS if floats or not outputs else ()
+    items = tuple(_parse(text.strip(), outputs, own) for text in (texts or defaults))
     unscaled = next((item for item in items if item.by_scale and outputs and not floats), None)
     if unscaled is not None:
         raise BadInputError(
             f"--requirement {unscaled.text!r}: is of float outputs, and the model has none; ask "
             f"for {outputs[0]}:{SAME}"
         )
-    usual_ones = not texts or any(i.by_scale for i in items)
-    if usual_ones and all(i.by_scale for i in items if i.output is None):
-        seen = {item.output for item in items}
-        items += tuple(_read(f"{n}:{SAME}", own) for n in outputs if n in whole and n not in seen)
+    has_default = not texts or any(i.by_scale for i in items)
+    if has_default and all(i.by_scale for i in items if i.output is None):
+        named = {item.output for item in items}
+        items += tuple(_read(f"{n}:{SAME}", own) for n in outputs if n in whole and n not in named)
     for item in items:
         if item.metric.startswith(BOX_MATCH):
             match = _read_box_match(item)
@@ -104,7 +107,7 @@ def parse_requirements(
 
 
 def check_requirements(texts: Sequence[str], metrics: Sequence[str]) -> None:
-    """Refuse conditions that no model could be asked."""
+    """Refuse conditions that are wrong for every model."""
     own = [metric.removesuffix(ALL).rpartition(":")[2] for metric in metrics]
     for text in texts:
         _read(text.strip(), own)
@@ -137,8 +140,8 @@ def _check_outputs(text: str, named: Sequence[str], outputs: Sequence[str]) -> N
 
 
 def _read_slices(text: str, part: str) -> Slices:
-    """What stands between the brackets of ``output[:,4:]``."""
-    found: list[slice | int] = []
+    """The slices and indices between the brackets of ``output[:,4:]``."""
+    slices: list[slice | int] = []
     for entry in part.split(","):
         numbers = entry.strip().split(":")
         try:
@@ -151,12 +154,12 @@ def _read_slices(text: str, part: str) -> Slices:
                 "axis, such as [:,4:] or [0,:,2]"
             )
         first = bounds[0]
-        found.append(slice(*bounds) if len(bounds) > 1 or first is None else first)
-    return tuple(found)
+        slices.append(slice(*bounds) if len(bounds) > 1 or first is None else first)
+    return tuple(slices)
 
 
 def _read_box_match(item: Requirement) -> BoxMatch:
-    """What stands between the parentheses of ``box_match(boxes,scores[,classes],iou=0.5)``."""
+    """The metric that ``box_match(boxes,scores[,classes],iou=0.5)`` describes."""
     parts: list[tuple[str, Slices]] = []
     options = {"iou": "0.5", "layout": "xyxy"}
     for entry in re.split(r",(?![^\[]*\])", item.metric[len(BOX_MATCH) + 1 : -1]):
@@ -188,7 +191,7 @@ def _read_box_match(item: Requirement) -> BoxMatch:
 
 
 def _read(text: str, own: Sequence[str]) -> Requirement:
-    """One condition, refused where no model could be asked it."""
+    """One condition; refuses what is wrong for every model."""
     where = f"--requirement {text!r}"
     tolerance = _TOLERANCE.match(text)
     condition = _BOXES.match(text) or _CONDITION.match(text)
@@ -250,7 +253,7 @@ def _tolerance(text: str, found: re.Match[str]) -> Requirement:
 
 
 def _check_metric(item: Requirement, own: Sequence[str]) -> None:
-    """Refuse an unknown metric, and a bound that every plan meets or none."""
+    """Refuse an unknown metric, or a bound that every plan meets or none."""
     if item.own:
         return
     where, decides = f"--requirement {item.text!r}", is_decision(item.metric)
@@ -278,7 +281,7 @@ def _check_metric(item: Requirement, own: Sequence[str]) -> None:
 def load_metrics(
     metrics: Sequence[str | Callable[..., float]],
 ) -> tuple[dict[str, UserMetric], dict[str, UserMetric]]:
-    """The user's metrics for one input, and those for all at once (``@all``), by function name."""
+    """The user's metrics by name: for one input, and for all inputs at once (``@all``)."""
     singles: dict[str, UserMetric] = {}
     of_all: dict[str, UserMetric] = {}
     for metric in metrics:

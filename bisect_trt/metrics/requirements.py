@@ -18,20 +18,17 @@ from bisect_trt.metrics.errors import SHAPE_CHANGED, TensorError, tensor_error
 from bisect_trt.metrics.scales import Scale
 
 NOTHING_ALLOWED = 1e9
-"""The score of a finite error where none is allowed; infinity is for values that are not finite."""
+"""The score of a finite error where none is allowed; infinity means NaN or infinite outputs."""
 
 MAX_SCORE = 9.99e8
-"""No other finite score is larger: it stands for all beyond it."""
-
-_EXACT_DB = 200.0
-"""What an exact output counts as: more than float32 resolves."""
+"""The largest score of an error where some is allowed."""
 
 WORST = "worst"
 _PERCENTILE = re.compile(r"^p(\d{1,3}(?:\.\d+)?)$")
 
 
 def brief(score: float) -> str:
-    """A score where there is no room for a sentence."""
+    """A score in a word or a number."""
     if math.isnan(score):
         return "not measured"
     if math.isinf(score):
@@ -42,14 +39,14 @@ def brief(score: float) -> str:
 
 
 def times(score: float, outcome: str = "") -> str:
-    """A score in words; where it is no number, ``outcome`` says why."""
+    """A score in words; ``outcome`` explains one that is not finite."""
     if math.isnan(score):
         return "not measured"
     if math.isinf(score):
         if outcome == "fail":
             return "an output of another shape"
-        known = outcome in ("", "non-finite")
-        return "NaN or infinite values" if known else "no outputs: the run breaks"
+        has_outputs = outcome in ("", "non-finite")
+        return "NaN or infinite values" if has_outputs else "no outputs: the run breaks"
     if score >= NOTHING_ALLOWED:
         return "a miss where none is allowed"
     if score >= MAX_SCORE:
@@ -61,7 +58,7 @@ def times(score: float, outcome: str = "") -> str:
 def elementwise(
     reference: NDArray[Any], candidate: NDArray[Any], absolute: float, relative: float
 ) -> float:
-    """The score of the element that is worst off, of those that are finite in the reference."""
+    """The score of the worst element among those that are finite in the reference."""
     ref, got = flat(reference), flat(candidate)
     worst = 0.0
     for part in slices(ref.size, 1 << 16):
@@ -75,56 +72,53 @@ def elementwise(
 
 
 def fraction(value: float, limit: float) -> float:
-    """The score of a ``value`` of which ``limit`` is allowed, both in the metric's unit."""
+    """The score of an error ``value`` with a tolerance of ``limit``, in the same unit."""
     if value <= 0.0:
         return 0.0
     return min(value / limit, MAX_SCORE) if limit > 0.0 else NOTHING_ALLOWED
 
 
 def beyond(excess: float, limit: float) -> float:
-    """The score of a value that lies ``excess`` beyond its limit, on an unknown scale.
-
-    It is 1 at the limit, and changes by the parts of the limit that the value lies beyond, or
-    within.
-    """
+    """The score of a value ``excess`` beyond its limit: 1 plus the excess over the limit."""
     score = 1.0 + excess / (abs(limit) or 1.0)
-    # What misses by a last bit must not round to 1.
+    # A miss by a last bit must not round to 1.
     least = math.nextafter(1.0, 2.0) if excess > 0.0 else 0.0
     return min(max(score, least), MAX_SCORE)
 
 
 def is_aggregate(text: str) -> bool:
     """Whether ``text`` is ``worst``, ``mean``, ``median`` or a percentile such as ``p95``."""
-    found = _PERCENTILE.match(text)
+    percentile = _PERCENTILE.match(text)
     named = text in (WORST, "mean", "median")
-    return named or (found is not None and 0.0 < float(found[1]) <= 100.0)
+    return named or (percentile is not None and 0.0 < float(percentile[1]) <= 100.0)
 
 
 def aggregate(kind: str, values: Sequence[float], *, at_least: bool) -> float:
-    """One number for ``values``, one an input; NaN where NaN among them decides it."""
+    """The aggregate of one value for each input; NaN where a NaN among them decides it."""
     worse = -math.inf if at_least else math.inf
-    known = np.asarray([worse if math.isnan(v) else v for v in values], np.float64)
+    numbers = np.asarray([worse if math.isnan(v) else v for v in values], np.float64)
     if kind in ("mean", "median"):
-        # Decibels of an exact output are infinite: they must not hide what the others have.
-        exact = known == math.inf
+        # The decibels of an exact output are infinite, which would hide the other inputs. They
+        # count as 200, more than float32 resolves.
+        exact = numbers == math.inf
         if at_least and exact.any():
-            known[exact] = max(float(known[~exact].max(initial=0.0)), _EXACT_DB)
+            numbers[exact] = max(float(numbers[~exact].max(initial=0.0)), 200.0)
         with np.errstate(invalid="ignore"):
-            found = float(known.mean() if kind == "mean" else np.median(known))
-        found = worse if math.isnan(found) else found  # between infinities
+            result = float(numbers.mean() if kind == "mean" else np.median(numbers))
+        result = worse if math.isnan(result) else result  # inf - inf
     else:
         percentile = _PERCENTILE.match(kind)
         share = float(percentile[1]) / 100.0 if percentile is not None else 1.0
-        ordered = np.sort(known)[::-1] if at_least else np.sort(known)
-        found = float(ordered[max(math.ceil(share * len(ordered) - 1e-9), 1) - 1])
-    return math.nan if found == worse and any(map(math.isnan, values)) else found
+        ordered = np.sort(numbers)[::-1] if at_least else np.sort(numbers)
+        result = float(ordered[max(math.ceil(share * len(ordered) - 1e-9), 1) - 1])
+    return math.nan if result == worse and any(map(math.isnan, values)) else result
 
 
 TaskMetric = Callable[[Arrays, Arrays], float]
 CollectiveMetric = Callable[[Sequence[Arrays], Sequence[Arrays]], float]
 
 Part = tuple[tuple[int | None, int | None, int | None], ...]
-"""What is looked at along each of an output's first axes: start, stop, step. Empty for all."""
+"""A slice (start, stop, step) of each of an output's first axes; empty for the whole output."""
 
 METRICS = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db", "psnr_db")
 
@@ -133,10 +127,11 @@ METRICS = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "
 class Requirement:
     """One condition on ``output``, or on every output.
 
-    ``limit`` bounds the metric from above, or from below if ``at_least``. For an elementwise
-    tolerance, whose ``metric`` is 'atol', it is the absolute part, and ``relative`` the part that
-    scales with the reference. ``aggregate`` says what of several inputs is bounded: 'worst' is each
-    of them. ``own`` metrics are the user's. ``part`` is the slice of the output that is looked at.
+    ``text``: as the user wrote it. ``metric``: its name; 'atol' for an elementwise tolerance.
+    ``limit``: the bound, from above or, if ``at_least``, from below; the absolute part of 'atol'.
+    ``relative``: the part of 'atol' that scales with the reference.
+    ``aggregate``: what is bounded of several inputs; 'worst' is each of them.
+    ``own``: the metric is the user's. ``part``: the slice of the output.
     """
 
     text: str
@@ -151,16 +146,16 @@ class Requirement:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """``part`` as NumPy takes it."""
+        """``part`` as NumPy's slices."""
         return tuple(slice(*bounds) for bounds in self.part)
 
     @property
     def by_scale(self) -> bool:
-        """Whether it is the default's kind: ``snr_db`` of every float output, group by group."""
+        """Whether it is ``snr_db`` of every float output, judged group by group."""
         return self.metric == "snr_db" and self.output is None
 
     def is_on(self, name: str, kind: str = "f") -> bool:
-        """Whether it looks at the output ``name``, of NumPy's dtype ``kind``."""
+        """Whether it is on the output ``name`` of NumPy's dtype ``kind``."""
         return self.output in (None, name) and (kind == "f" or not self.by_scale)
 
     def value(
@@ -187,7 +182,7 @@ class Requirement:
         return float(getattr(error, self.metric))
 
     def score_of(self, value: float) -> float:
-        """How much of the tolerance a metric's ``value`` uses: at most 1 passes."""
+        """The score of a metric's ``value``: error over tolerance."""
         if math.isnan(value):
             return math.inf
         if self.metric == "atol":
@@ -198,15 +193,12 @@ class Requirement:
             return fraction(value, self.limit)
         if self.metric == "cosine" or is_decision(self.metric):
             return fraction(1.0 - value, 1.0 - self.limit)
-        # Decibels; an exponent beyond this leaves float64.
+        # Decibels.
         return min(float(10.0 ** min((self.limit - value) / 20.0, 9.0)), MAX_SCORE)
 
 
 class ReferenceOutputs(dict[str, NDArray[Any]]):
-    """The reference's outputs of one input, with the gaps of each output that decides.
-
-    See :func:`~bisect_trt.metrics.decisions.gaps`.
-    """
+    """The reference's outputs of one input, with the gaps of each output of decisions."""
 
     def __init__(self, outputs: Arrays, gaps: Mapping[str, NDArray[np.float32]]) -> None:
         super().__init__(outputs)
@@ -214,15 +206,15 @@ class ReferenceOutputs(dict[str, NDArray[Any]]):
 
 
 def gaps_of(reference: Arrays) -> Mapping[str, NDArray[np.float32]]:
-    """The gaps that come with ``reference``, by output."""
+    """The gaps of ``reference`` by output, if it has any."""
     return reference.gaps if isinstance(reference, ReferenceOutputs) else {}
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One sample's outputs beside the reference: its score alone, and errors by output.
+    """One sample's outputs compared with the reference.
 
-    ``values`` are of each condition in its metric's unit, NaN for one on all inputs at once.
+    ``values``: by condition, in its metric's unit; NaN for one on all inputs at once.
     """
 
     score: float
@@ -234,9 +226,9 @@ class Judged:
 class Requirements:
     """All conditions of a run.
 
-    ``metrics`` see one input, ``collective`` ones, which are the user's, all inputs at once.
-    ``scales`` are those of the float outputs over all given inputs. ``limits`` are magnitudes from
-    which on the type that an output is stored in has infinity.
+    ``metrics``: those of one input that are functions. ``collective``: those of all inputs at once.
+    ``scales``: of the float outputs, over all given inputs.
+    ``limits``: the magnitudes from which on an output's storage type has infinity.
     """
 
     items: tuple[Requirement, ...]
@@ -247,12 +239,12 @@ class Requirements:
 
     @property
     def of_sets(self) -> bool:
-        """Whether some condition is on all inputs together, so that no input passes alone."""
+        """Whether some condition is on all inputs together."""
         return self.tells_of_all or any(item.aggregate != WORST for item in self.items)
 
     @property
     def rows(self) -> frozenset[str]:
-        """The outputs that hold rows in any number and order, such as those of an NMS."""
+        """The outputs with rows in any number and order, such as an NMS's."""
         matches = [m for m in self.metrics.values() if isinstance(m, BoxMatch)]
         return frozenset(name for match in matches for name in match.outputs)
 
@@ -263,10 +255,8 @@ class Requirements:
 
     @property
     def proportional(self) -> bool:
-        """Whether every score is in proportion to the error.
-
-        A cosine's goes with its square, a decision's by jumps, and a user's metric is unknown.
-        """
+        """Whether every score is proportional to the error."""
+        # A cosine goes with the square, a decision jumps, and a user's metric is unknown.
         return not any(i.own or i.metric == "cosine" or is_decision(i.metric) for i in self.items)
 
     def score(self, reference: Arrays, candidate: Arrays) -> float:
@@ -274,23 +264,23 @@ class Requirements:
         return self.judge(reference, candidate).score
 
     def judge(self, reference: Arrays, candidate: Arrays) -> Judged:
-        """One sample's outputs held against the reference."""
+        """Compare one sample's outputs with the reference."""
         candidate = {name: self._as_stored(name, array) for name, array in candidate.items()}
         errors = {name: tensor_error(reference[name], candidate[name]) for name in reference}
-        seen = {i.output for i in self.items if not self._sees_all(i)}
-        all_seen = None in seen or any(self._sees_all(item) for item in self.items)
-        # Another shape matters where a condition looks, but not of rows in any number.
+        bounded = {i.output for i in self.items if not self._sees_all(i)}
+        all_bounded = None in bounded or any(self._sees_all(item) for item in self.items)
+        # Another shape breaks an output with a condition, but not rows in any number.
         broken = {
             name
             for name, e in errors.items()
             if (not e.finite and e.nonfinite != SHAPE_CHANGED)
             or (
                 e.nonfinite == SHAPE_CHANGED
-                and (all_seen or name in seen)
+                and (all_bounded or name in bounded)
                 and name not in self.rows
             )
         }
-        if broken and None not in seen and not broken <= seen:  # no condition would say so
+        if broken and None not in bounded and not broken <= bounded:  # no condition would tell
             return Judged(math.inf, (math.nan,) * len(self.items), errors)
         worst, values = math.inf if broken else 0.0, []
         for item in self.items:
@@ -299,13 +289,12 @@ class Requirements:
                 values.append(math.nan)
                 continue
             if item.metric in self.metrics:
-                found = [self.metrics[item.metric](reference, candidate)]
+                by_output = [self.metrics[item.metric](reference, candidate)]
             else:
-                found = self._values(item, reference, candidate, errors)
-            # Of several outputs the one that is worst off.
-            value = max(found, key=item.score_of, default=math.nan)
+                by_output = self._values(item, reference, candidate, errors)
+            value = max(by_output, key=item.score_of, default=math.nan)
             values.append(value)
-            worst = max(worst, item.score_of(value)) if found else worst
+            worst = max(worst, item.score_of(value)) if by_output else worst
         return Judged(worst, tuple(values), errors)
 
     def _values(
@@ -315,12 +304,12 @@ class Requirements:
         candidate: Arrays,
         errors: Mapping[str, TensorError],
     ) -> list[float]:
-        """The metric's value for each output that ``item`` looks at."""
+        """The metric's value for each output that ``item`` is on."""
         ties = {name: gaps <= TIE for name, gaps in gaps_of(reference).items()}
         many = any(array.size != 1 for array in reference.values())
         found = []
         for name, array in reference.items():
-            # Of a single value the cosine sees the sign alone, which is no error beside others.
+            # The cosine of a single value is its sign: it is no condition beside other outputs.
             sign_alone = (
                 item.metric == "cosine" and item.output is None and array.size == 1 and many
             )
@@ -330,14 +319,14 @@ class Requirements:
         return found
 
     def _as_stored(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
-        """Infinite where the output's own type cannot hold the value; unrounded elsewhere."""
+        """``array`` with infinities where the output's type overflows; unrounded elsewhere."""
         limit = self.limits.get(name)
         if limit is None or not np.any(np.abs(array) >= limit):
             return array
         return np.where(np.abs(array) >= limit, np.copysign(np.inf, array), array)
 
     def _sees_all(self, item: Requirement) -> bool:
-        """Whether its metric sees all outputs, and only those that are finite."""
+        """Whether its metric takes all outputs at once; they must be finite."""
         return item.metric in self.metrics or item.metric in self.collective
 
     def judge_all(self, references: Sequence[Arrays], candidates: Sequence[Arrays]) -> list[float]:
@@ -351,9 +340,9 @@ class Requirements:
         share: float = 1.0,
         collective: Sequence[float] = (),
     ) -> float:
-        """The score of several inputs together, of which ``share`` have to pass."""
-        found = self.by_condition(values, share, collective) if values else ()
-        return max(found, default=0.0)
+        """The score of several inputs together, where ``share`` of them have to pass."""
+        scores = self.by_condition(values, share, collective) if values else ()
+        return max(scores, default=0.0)
 
     def by_condition(
         self,
@@ -361,9 +350,9 @@ class Requirements:
         share: float = 1.0,
         collective: Sequence[float] = (),
     ) -> tuple[float, ...]:
-        """The score of each condition over several inputs, one at least.
+        """The score of each condition over one or more inputs.
 
-        Where only a share has to pass, of the inputs that are best by all conditions together.
+        Where only a share has to pass, it is over the inputs that are best by all conditions.
         """
         on_each = [
             place
@@ -376,17 +365,17 @@ class Requirements:
         ]
         order = sorted(range(len(values)), key=scores.__getitem__)
         counted = order[: max(1, at_least(share, len(values)))]
-        of_all, found = iter(collective), []
+        collective_values, condition_scores = iter(collective), []
         for place, item in enumerate(self.items):
             column = [of_one[place] for of_one in values]
             if item.metric in self.collective:
-                found.append(item.score_of(next(of_all, math.nan)))
+                condition_scores.append(item.score_of(next(collective_values, math.nan)))
             elif item.aggregate != WORST:
                 value = aggregate(item.aggregate, column, at_least=item.at_least)
-                found.append(item.score_of(value))
+                condition_scores.append(item.score_of(value))
             else:
-                found.append(max(item.score_of(column[number]) for number in counted))
-        return tuple(found)
+                condition_scores.append(max(item.score_of(column[number]) for number in counted))
+        return tuple(condition_scores)
 
     @property
     def texts(self) -> tuple[str, ...]:

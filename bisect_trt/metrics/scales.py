@@ -1,6 +1,6 @@
-"""What an output's errors are held against: its RMS over all inputs.
+"""The scale of each output, its RMS over all inputs, to which errors are relative.
 
-A tensor that mixes scales, such as boxes in pixels beside scores, is judged group by group.
+An output that mixes scales, such as boxes in pixels beside scores, is judged group by group.
 """
 
 from __future__ import annotations
@@ -18,29 +18,13 @@ from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.errors import TensorError, decibels
 
 SCALE_RATIO = 100.0
-"""Neighbouring entries whose RMS differ by this factor are of two scales."""
-
-MAX_ENTRIES = 1000
+"""Entries whose sorted RMS values differ by this factor are of two scales."""
 
 MIN_VALUES_PER_INPUT = 16
-"""An entry with fewer values has no RMS to speak of on an input."""
-
-MIN_PROBABILITY_PEAK = 0.01
-"""What some probability reaches: beside it, a feature that is nearly dead is none."""
-
-MIN_PROBABILITY_VALUES = 8
-"""Values over all inputs that show an entry to be a probability: one may be by chance."""
-
-PROBABILITY_RATIO = 10.0
-"""Entries beside probabilities are of another scale if their RMS is larger by this factor."""
+"""Fewer values of an entry give no RMS on a single input."""
 
 SILENT_SHARE = 1e-3
-"""An input's RMS counts as at least this share of that over all inputs: a blank page or silence
-asks for no error below what other inputs allow."""
-
-NEGLIGIBLE_SHARE = 1e-5
-"""A group's RMS counts as at least this share of the whole output's: below, FP32's own rounding of
-the larger values decides."""
+"""The least RMS of an input over that of all inputs, so that silence allows some error."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +39,7 @@ class Scale:
     rms: tuple[float, ...]
 
     def snr_db(self, reference: NDArray[Any], candidate: NDArray[Any], error: TensorError) -> float:
-        """The worst group's signal to noise ratio in dB, infinite where nothing is off."""
+        """The worst group's signal to noise ratio in dB; infinite without error."""
         if self.axis is None or not self._fits(reference):
             signal = error.rmse * 10.0 ** (error.snr_db / 20.0) if error.rmse > 0.0 else 0.0
             return decibels(max(signal, SILENT_SHARE * self.rms[0]), error.rmse)
@@ -75,7 +59,7 @@ class Scale:
     def of_places(
         self, reference: NDArray[Any], places: NDArray[np.int64], rms: float
     ) -> NDArray[np.float64]:
-        """What each element is held against, shape (places,)."""
+        """The scale of each element, shape (places,)."""
         if self.axis is None or not self._fits(reference):
             return np.full(places.size, max(rms, SILENT_SHARE * self.rms[0]))
         along = np.empty(reference.shape[self.axis])
@@ -88,12 +72,16 @@ class Scale:
         return self.axis is not None and reference.shape[self.axis : self.axis + 1] == (entries,)
 
     def as_json(self) -> dict[str, Any]:
-        """For plan.json and run.json."""
+        """The scale as plan.json and run.json have it."""
         return {"axis": self.axis, "groups": [list(g) for g in self.groups], "rms": list(self.rms)}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Scale:
-        """What :meth:`as_json` wrote; else a KeyError, TypeError or ValueError."""
+        """Read what :meth:`as_json` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no scale.
+        """
         axis = data["axis"]
         groups = tuple(tuple(int(i) for i in group) for group in data["groups"])
         rms = tuple(float(value) for value in data["rms"])
@@ -108,7 +96,10 @@ class Scale:
 
 
 class _Sums:
-    """What is added up of the entries along one axis, over all inputs."""
+    """Sums over all inputs for each entry along one axis.
+
+    ``count``: values of an entry; ``fewest``: the least of them on one input.
+    """
 
     def __init__(self, entries: int) -> None:
         self.squares = np.zeros(entries)
@@ -138,11 +129,8 @@ def measure_scales(
 ) -> dict[str, Scale]:
     """The scale of each float output over all inputs.
 
-    The axis with the widest gap between entries' RMS values is split, where a gap is a hundredfold.
-    Entries that all lie in [0, 1] are probabilities, hence of one scale, and a class that never
-    occurs is none of its own; where all other entries are ten times as large, they are a group.
-    Split are static axes of at most 1,000 entries, never the batch (axis 0). Entries of fewer than
-    16 values an input are split from probabilities alone, which eight values over all inputs show.
+    An output is split into groups along the axis with the widest gap between the entries' RMS. A
+    gap is a factor of :data:`SCALE_RATIO`, or of 10 beside probabilities: entries within [0, 1].
     """
     squares: dict[str, float] = {}
     counts: dict[str, int] = {}
@@ -156,43 +144,46 @@ def measure_scales(
             squares[name] = squares.get(name, 0.0) + float(np.sum(values * values))
             counts[name] = counts.get(name, 0) + int(np.count_nonzero(finite))
             axes = _axes_to_split(array, static.get(name, ()))
-            known = sums.setdefault(name, {axis: _Sums(array.shape[axis]) for axis in axes})
-            for axis in list(known):
-                if axis in axes and array.shape[axis] == known[axis].squares.size:
-                    known[axis].add(values, axis)
+            by_axis = sums.setdefault(name, {axis: _Sums(array.shape[axis]) for axis in axes})
+            for axis in list(by_axis):
+                if axis in axes and array.shape[axis] == by_axis[axis].squares.size:
+                    by_axis[axis].add(values, axis)
                 else:
-                    del known[axis]
-    found = {}
+                    del by_axis[axis]
+    scales = {}
     for name, total in squares.items():
         rms = math.sqrt(total / max(counts[name], 1))
-        found[name] = _split(sums[name], rms) or Scale(None, ((),), (rms,))
-    return found
+        scales[name] = _split(sums[name], rms) or Scale(None, ((),), (rms,))
+    return scales
 
 
 def _axes_to_split(array: NDArray[Any], static: Sequence[bool]) -> list[int]:
+    """The static axes of 2 to 1,000 entries, without the batch."""
     if len(static) != array.ndim or not array.size:
         return []
     entries = array.shape
-    return [a for a in range(1, array.ndim) if static[a] and 2 <= entries[a] <= MAX_ENTRIES]
+    return [a for a in range(1, array.ndim) if static[a] and 2 <= entries[a] <= 1000]
 
 
 def _split(sums: Mapping[int, _Sums], whole_rms: float) -> Scale | None:
-    """The groups along the axis with the widest gap; None where no gap is wide enough."""
+    """The groups along the axis with the widest gap; None if no gap is wide enough."""
     best, best_gap = None, 0.0
-    for axis, its in sums.items():
-        groups, gap = _grouped(its)
+    for axis, axis_sums in sums.items():
+        groups, gap = _grouped(axis_sums)
         if len(groups) > 1 and gap > best_gap:
-            rms = tuple(max(its.rms_of(g), NEGLIGIBLE_SHARE * whole_rms) for g in groups)
+            # Below 1e-5 of the whole, FP32's rounding of the larger values decides.
+            rms = tuple(max(axis_sums.rms_of(g), 1e-5 * whole_rms) for g in groups)
             best, best_gap = Scale(axis, tuple(tuple(sorted(g)) for g in groups), rms), gap
     return best
 
 
-def _grouped(its: _Sums) -> tuple[list[list[int]], float]:
-    """Entries by scale, the smallest first, and the widest gap between two of them."""
-    rms = np.sqrt(its.squares / max(its.count, 1.0))
+def _grouped(sums: _Sums) -> tuple[list[list[int]], float]:
+    """The entries by scale, the smallest first, and the widest gap between two of them."""
+    rms = np.sqrt(sums.squares / max(sums.count, 1.0))
     order = [int(i) for i in np.argsort(rms, kind="stable")]
-    likely = (its.low >= 0.0) & (its.high <= 1.0)
-    large = its.fewest >= MIN_VALUES_PER_INPUT
+    # Probabilities are of one scale: a class that never occurs is no group of its own.
+    likely = (sums.low >= 0.0) & (sums.high <= 1.0)
+    large = sums.fewest >= MIN_VALUES_PER_INPUT
     groups, widest = [[order[0]]], 0.0
     for before, entry in pairwise(order):
         # An entry that is zero throughout belongs to the smallest group.
@@ -202,10 +193,11 @@ def _grouped(its: _Sums) -> tuple[list[list[int]], float]:
             widest = max(widest, float(ratio))
         groups[-1].append(entry)
     probabilities = [i for i in order if likely[i]]
-    if not probabilities or likely.all() or its.count < MIN_PROBABILITY_VALUES:
+    if not probabilities or likely.all() or sums.count < 8:  # fewer are in [0, 1] by chance
         return groups, widest
-    gap = float(rms[~likely].min()) / max(its.rms_of(probabilities), 1e-300)
-    if gap >= PROBABILITY_RATIO and its.high[likely].max() >= MIN_PROBABILITY_PEAK:
+    gap = float(rms[~likely].min()) / max(sums.rms_of(probabilities), 1e-300)
+    # Features that never reach 0.01 are nearly dead, and no probabilities.
+    if gap >= 10.0 and sums.high[likely].max() >= 0.01:
         others = [[i for i in group if not likely[i]] for group in groups]
         return [probabilities, *filter(None, others)], max(widest, gap)
     return groups, widest

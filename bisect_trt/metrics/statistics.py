@@ -11,15 +11,14 @@ from bisect_trt.base.outcomes import CONFIDENCE
 
 
 def lower_bound(passed: int, tested: int, confidence: float = CONFIDENCE) -> float:
-    """The share of all copies that pass, at least: the exact one-sided bound (Clopper and Pearson).
+    """The exact lower bound on the share of all copies that pass (Clopper and Pearson).
 
-    With independent copies the true share is below it in at most ``1 - confidence`` of such tests:
-    22 of 22 bound it by 0.87 at 95 %, 59 of 59 by 0.95.
+    59 of 59 bound it by 0.95 at 95 %.
     """
     if passed == 0 or tested == 0:
         return 0.0
-    # The tail is summed over the logs of the ways to pass k or more, and rises with the share, so
-    # that bisection finds the bound.
+    # The probability to pass k or more rises with the share: bisection finds the bound. It is
+    # summed from logarithms, as binomial coefficients leave float64.
     counts = np.arange(passed, tested + 1)
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, tested + 1)))])
     ways = logs[tested] - logs[counts] - logs[tested - counts]
@@ -35,7 +34,7 @@ def lower_bound(passed: int, tested: int, confidence: float = CONFIDENCE) -> flo
 
 
 def copies_needed(share: float, confidence: float = CONFIDENCE, misses: int = 0) -> int:
-    """The fewest copies that bound the share by ``share`` if at most ``misses`` of them fail."""
+    """The fewest copies that prove ``share`` if ``misses`` of them fail."""
     if not 0.0 < share < 1.0:
         return 1
     low, high = misses, misses + 1  # low is too few
@@ -51,10 +50,8 @@ def copies_needed(share: float, confidence: float = CONFIDENCE, misses: int = 0)
 
 
 def t_quantile(share: float, freedom: int) -> float:
-    """Student's t that ``share`` of the distribution lies below.
-
-    It is summed as in Abramowitz and Stegun, 26.7.3 and 26.7.4, and bisected.
-    """
+    """The quantile of Student's t distribution."""
+    # Abramowitz and Stegun, 26.7.3 and 26.7.4, inverted by bisection.
     low, high = 0.0, math.pi / 2.0  # the angle whose tangent is t over the root of the freedom
     for _ in range(60):
         middle = (low + high) / 2.0
@@ -66,7 +63,7 @@ def t_quantile(share: float, freedom: int) -> float:
 
 
 def _within(angle: float, freedom: int) -> float:
-    """The share between the t of ``angle`` and its negative."""
+    """The probability between the t of ``angle`` and its negative."""
     odd = freedom % 2
     term = math.cos(angle) if odd else 1.0
     total = 0.0
@@ -78,17 +75,17 @@ def _within(angle: float, freedom: int) -> float:
 
 
 def limit_of_inputs(scores: Sequence[float], inputs: int, share: float) -> float:
-    """What ``share`` of further inputs score at most, predicted from the logarithms of ``scores``.
+    """The score that ``share`` of further inputs stay below, from the logarithms of ``scores``.
 
-    It is their mean and ``t * s * sqrt(1 + 1/n)`` (Hahn and Meeker, Statistical Intervals, section
-    4.8). Copies of an input are no inputs of their own: ``n`` is the number of inputs.
+    It is their mean plus ``t * s * sqrt(1 + 1/n)`` (Hahn and Meeker, Statistical Intervals, section
+    4.8). ``n`` is the number of inputs, since copies of an input are not independent.
     """
     worst = max(scores)
     if inputs < 2 or math.isinf(worst):
         return math.inf
     if not worst > 0.0:
         return worst
-    # Small scores count alike: inputs on which nothing is at stake would widen the spread.
+    # Small scores count alike: inputs with next to no error would widen the spread.
     logs = np.log(np.maximum(np.asarray(scores, np.float64), 0.1 * worst))
     if len(logs) < 2:
         return math.inf
@@ -96,25 +93,22 @@ def limit_of_inputs(scores: Sequence[float], inputs: int, share: float) -> float
     return math.exp(float(logs.mean()) + t_quantile(max(share, 0.5), inputs - 1) * spread)
 
 
-_RESAMPLED_PAIRS = 400
-
-
 def limit_of_sets(
     score: Callable[[Sequence[int]], float], inputs: int, pool: int, share: float
 ) -> float:
-    """What ``share`` of further sets of as many inputs score at most, by the bootstrap.
+    """The score that ``share`` of further sets of ``inputs`` inputs stay below, by the bootstrap.
 
-    By how far two sets that are drawn from the given inputs lie apart (Efron and Tibshirani, An
-    Introduction to the Bootstrap, chapter 8), in proportion, or where a set may score 0 as a
-    difference. Half of what may be over is left for what resampling underrates.
+    Two sets drawn from the ``pool`` given inputs show how scores vary (Efron and Tibshirani, An
+    Introduction to the Bootstrap, chapter 8): in proportion, or as a difference if one may be 0.
     """
     random = np.random.default_rng(0)
-    pairs = random.integers(pool, size=(_RESAMPLED_PAIRS, 2, inputs))
+    pairs = random.integers(pool, size=(400, 2, inputs))
     scores = np.asarray([[score(one), score(other)] for one, other in pairs.tolist()])
     given = score(range(inputs))
     if not np.isfinite(scores).all() or not math.isfinite(given):
         return math.inf
-    place = math.ceil((1.0 + share) / 2.0 * _RESAMPLED_PAIRS) - 1
+    # Half of the risk is left for the variation that resampling underrates.
+    place = math.ceil((1.0 + share) / 2.0 * len(pairs)) - 1
     if given > 0.0 and scores.min() > 0.0:
         return given * float(np.sort(scores[:, 0] / scores[:, 1])[place])
     return given + float(np.sort(scores[:, 0] - scores[:, 1])[place])

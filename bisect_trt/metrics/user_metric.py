@@ -1,4 +1,4 @@
-"""A metric of the user's, held to its contract: a number, the same for the same outputs."""
+"""A metric of the user's, checked to give a number, and the same one for the same outputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import numpy as np
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.user_code import load_function, source_digest, users_code
 
-_CHECKED_CALLS = 2
-"""The first calls are made twice, and the arrays compared before and after."""
-
 
 class UserMetric:
-    """``metric(reference, candidate)``, two mappings of output name to array, or two sequences of
-    such mappings. ``digest`` is what its answers are known by.
+    """A function of the reference and the candidate, mappings of output to array.
+
+    A metric of all inputs takes two sequences of such mappings. ``digest`` is for the cache's keys.
     """
 
     def __init__(self, metric: str | Callable[[Any, Any], float]) -> None:
@@ -27,18 +25,18 @@ class UserMetric:
         self.name = metric.rpartition(":")[2] if isinstance(metric, str) else _name_of(function)
         with users_code(f"--metric {self.name}"):
             self.digest = source_digest(function, metric if isinstance(metric, str) else "")
-        self._left = _CHECKED_CALLS
+        self._checks_left = 2
 
     def __call__(self, reference: Any, candidate: Any) -> float:
         """The metric's value.
 
         Raises:
-            BadInputError: it raised, wrote into its arguments, is not deterministic, or gave no
+            BadInputError: it raises, writes to its arguments, is not deterministic, or gives no
                 number.
         """
-        if self._left <= 0:
+        if self._checks_left <= 0:
             return self._called(reference, candidate)
-        self._left -= 1
+        self._checks_left -= 1
         before = _fingerprint((reference, candidate))
         value = self._called(reference, candidate)
         again = self._called(reference, candidate)
@@ -85,7 +83,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _read_only(arrays: Any) -> Any:
-    """Views that cannot be written to, in mappings of their own."""
+    """Read-only views, in new mappings."""
     if isinstance(arrays, Mapping):
         return {name: _read_only(value) for name, value in arrays.items()}
     if isinstance(arrays, Sequence):

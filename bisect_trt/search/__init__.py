@@ -1,4 +1,4 @@
-"""The search for a set of pins: pure, it knows layers' names and a probe callable only."""
+"""The search for a set of pins; pure: it knows the names of layers and a probe callable only."""
 
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.search.find import find_pins

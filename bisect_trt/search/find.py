@@ -1,4 +1,12 @@
-"""The search for a small set of layers to keep in FP32."""
+"""The search for a small set of layers to keep in FP32.
+
+A Bayesian mixture says where the culprits probably are. It sizes the groups of the search and never
+decides a verdict. Layers are in order, the least suspicious first. A hypothesis says that about
+``count`` layers are culprits, independently. It makes layer ``i`` of ``n`` one with probability
+``count * lean * u**(lean - 1) / n`` at ``u = (i + 1/2) / n``. The power ``lean`` says how good the
+ranking is: 1 is useless, a mirrored one is hostile. Each evaluation re-weighs the hypotheses, so
+that a bad ranking is recognised.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +17,119 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bisect_trt.base.interrupt import BudgetSpentError
-from bisect_trt.search.belief import Belief, make_hypotheses
 from bisect_trt.search.minimise import one_minimal
 from bisect_trt.search.oracle import Oracle, PinSearch, Probe, ProbeFunction
+
+_LEANS = {4.0: 0.5, 16.0: 1.0, 32.0: 2.0, 64.0: 5.0, 128.0: 5.0}
+_HOSTILE_LEANS = {4.0: 0.1, 16.0: 0.1}
+"""Prior weights of the leans, that of lean 1 being 1: a measured ranking is usually good."""
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """The grid of hypotheses, by hypothesis and layer.
+
+    ``log_survival[h, i]``: the log probability of no culprit among the first ``i`` layers.
+    ``log_hazard[h, i]``: that of layer ``i`` being one. ``log_prior[h]``: that of the hypothesis.
+    """
+
+    log_survival: NDArray[np.float64]
+    log_hazard: NDArray[np.float64]
+    log_prior: NDArray[np.float64]
+
+    @property
+    def size(self) -> int:
+        """The number of layers."""
+        return int(self.log_hazard.shape[1])
+
+
+def make_hypotheses(n: int, *, informed: bool) -> Hypotheses:
+    """The grid for ``n`` layers; with lean 1 only unless the order is ``informed``."""
+    u = (np.arange(n) + 0.5) / n
+    shapes, weights = [np.ones(n)], [1.0]
+    if informed:
+        shapes += [a * u ** (a - 1.0) for a in _LEANS]
+        shapes += [a * (1.0 - u) ** (a - 1.0) for a in _HOSTILE_LEANS]
+        weights += [*_LEANS.values(), *_HOSTILE_LEANS.values()]
+    counts = 2.0 ** np.arange(0.0, max(np.log2(max(n, 2)), 1.0))
+    hazards, priors = [], []
+    for shape, weight in zip(shapes, weights, strict=True):
+        for count in counts:
+            hazards.append(np.clip(count * shape / n, 1e-12, 0.9))
+            # Culprits are few. The power was tuned on synthetic culprits.
+            priors.append(weight / count**0.8)
+    hazard = np.asarray(hazards)
+    log_survival = np.zeros((len(hazards), n + 1))
+    np.cumsum(np.log1p(-hazard), axis=1, out=log_survival[:, 1:])
+    prior = np.asarray(priors)
+    return Hypotheses(log_survival, np.log(hazard), np.log(prior / prior.sum()))
+
+
+@dataclass(frozen=True)
+class Belief:
+    """The weights of the hypotheses after the evaluations so far."""
+
+    hypotheses: Hypotheses
+    log_weight: NDArray[np.float64]
+
+    @staticmethod
+    def start(hypotheses: Hypotheses) -> Belief:
+        """The belief before the first evaluation."""
+        return Belief(hypotheses, hypotheses.log_prior)
+
+    def innocent(self, start: int, stop: int) -> Belief:
+        """The belief after layers ``start`` to ``stop`` passed unpinned."""
+        s = self.hypotheses.log_survival
+        return self._weighed(s[:, stop] - s[:, start])
+
+    def culprit(self, at: int) -> Belief:
+        """The belief after layer ``at`` was found to be a culprit."""
+        return self._weighed(self.hypotheses.log_hazard[:, at])
+
+    def pass_probability(self, start: int, stop: int, fails_at: int | None = None) -> float:
+        """The probability of no culprit in ``start:stop``, given one before ``fails_at``."""
+        s, weight = self.hypotheses.log_survival, np.exp(self.log_weight)
+        survives = np.exp(s[:, stop] - s[:, start])
+        if fails_at is None:
+            return float(weight @ survives)
+        all_survive = np.exp(s[:, fails_at] - s[:, start])
+        denominator = float(weight @ (1.0 - all_survive))
+        return float(weight @ (survives - all_survive)) / denominator if denominator > 0.0 else 0.5
+
+    def even_split(self, start: int, fails_at: int | None) -> int:
+        """The end of the group that passes with a probability nearest one half."""
+        low, high = start + 1, self.hypotheses.size if fails_at is None else fails_at - 1
+        # The probability falls with the end: bisect for the last with at least one half.
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.pass_probability(start, middle, fails_at) >= 0.5:
+                low = middle
+            else:
+                high = middle - 1
+        following = low + 1
+        if following < (self.hypotheses.size + 1 if fails_at is None else fails_at):
+            here = self.pass_probability(start, low, fails_at)
+            there = self.pass_probability(start, following, fails_at)
+            if abs(there - 0.5) < abs(here - 0.5):
+                return following
+        return low
+
+    def _weighed(self, log_likelihood: NDArray[np.float64]) -> Belief:
+        weight = self.log_weight + log_likelihood
+        top = float(weight.max())
+        return Belief(self.hypotheses, weight - (top + np.log(np.exp(weight - top).sum())))
 
 
 @dataclass(frozen=True)
 class Position:
-    """Layers before ``position`` are decided; unpinning up to ``fails_at`` is known to fail."""
+    """The state of a bisection.
+
+    Layers before ``position`` are decided, the ``culprits`` among them pinned; unpinning up to
+    ``fails_at`` fails.
+    """
 
     belief: Belief
     position: int = 0
@@ -27,7 +138,7 @@ class Position:
 
     @property
     def done(self) -> bool:
-        """True when every layer is decided."""
+        """Whether every layer is decided."""
         return self.position >= self.belief.hypotheses.size
 
     @property
@@ -36,11 +147,11 @@ class Position:
         return self.belief.even_split(self.position, self.fails_at)
 
     def pass_probability(self, end: int) -> float:
-        """How likely unpinning up to ``end`` passes."""
+        """The probability that unpinning up to ``end`` passes."""
         return self.belief.pass_probability(self.position, end, self.fails_at)
 
     def after(self, end: int, passed: bool) -> Position:
-        """The state after the probe that unpinned up to ``end``; an implied culprit is taken."""
+        """The position after unpinning up to ``end`` has ``passed`` or not."""
         if passed:
             moved = Position(
                 self.belief.innocent(self.position, end), end, self.fails_at, self.culprits
@@ -49,14 +160,15 @@ class Position:
             moved = Position(self.belief, self.position, end, self.culprits)
         if moved.fails_at is None or moved.fails_at - moved.position > 1:
             return moved
-        found = moved.position
-        return Position(moved.belief.culprit(found), found + 1, None, (*moved.culprits, found))
+        culprit = moved.position  # the only layer left that can be to blame
+        belief = moved.belief.culprit(culprit)
+        return Position(belief, culprit + 1, None, (*moved.culprits, culprit))
 
 
 class Pool:
-    """The bisection of the layers of ``order``, with ``pinned`` pinned throughout.
+    """The bisection of the layers in ``order``, with ``pinned`` pinned throughout.
 
-    ``unpinned`` is the probe that gave all of them up.
+    ``unpinned`` is the failed evaluation without any of them pinned, if there is one.
     """
 
     def __init__(
@@ -82,26 +194,23 @@ class Pool:
 
     @property
     def culprits(self) -> frozenset[str]:
-        """The layers of what was found so far."""
+        """The culprits found so far."""
         return frozenset(self.order[c] for c in self.at.culprits)
 
     def pins(self, at: Position) -> frozenset[str]:
-        """The set that position ``at`` asks for next."""
+        """The pinned set to evaluate next from position ``at``."""
         return self.pinned.union(self.order[at.next_end :], (self.order[c] for c in at.culprits))
 
     def learn(self, probe: Probe) -> None:
-        """Move on by the answer to the set asked for."""
+        """Move on by the evaluation of ``pins(self.at)``."""
         end = self.at.next_end
         if not probe.verdict.passed:
             self._failed_with[end] = probe
         before, self.at = len(self.at.culprits), self.at.after(end, probe.verdict.passed)
         if len(self.at.culprits) > before:
-            found = self.at.culprits[-1]
-            self.certificate[self.order[found]] = self._failed_with[found + 1]
+            culprit = self.at.culprits[-1]
+            self.certificate[self.order[culprit]] = self._failed_with[culprit + 1]
             self._failed_with.clear()
-
-
-_SMALLEST_POOL = 8
 
 
 def find_pins(
@@ -112,21 +221,20 @@ def find_pins(
     workers: int = 1,
     max_probes: int | None = None,
 ) -> PinSearch:
-    """Find a set of ``layers`` that passes pinned and of which no single one can be left out.
+    """Find a one-minimal set of ``layers`` that passes pinned: none of them can be left out alone.
 
-    Deterministic for given verdicts. For an oracle that is not monotone the certificate still holds
-    for the sets it was probed with; the caller verifies the final set directly.
+    It is deterministic for given verdicts. Where more pins may hurt, the caller verifies the final
+    set; the certificate holds for the sets that were evaluated.
 
     Args:
         layers: unique ids in network order.
-        probe: takes the pinned set and returns a verdict, from ``workers`` threads.
-        suspicion: by layer, in any unit, larger is more suspicious, absent is 0; it sets the order
-            and the group sizes.
-        workers: how many probes may run at a time.
-        max_probes: the most distinct probes, the two baselines (no pins, all pins) included.
+        probe: evaluates a pinned set; called from ``workers`` threads.
+        suspicion: by layer, in any unit; larger is more suspicious, absent is 0.
+        workers: how many evaluations may run at a time.
+        max_probes: the most distinct evaluations, those of no pins and of all pins included.
 
     Returns:
-        The set, its proof, and every probe; ``complete`` is false where ``max_probes`` were spent.
+        The set, its proof and every evaluation; ``complete`` is false where the budget ended it.
 
     Raises:
         ValueError: two layers have one id.
@@ -146,7 +254,7 @@ class _Search:
     ) -> None:
         self._oracle = oracle
         self._everything = frozenset(layers)
-        # Without a prior the network's own order is as good as any; sorted() is stable.
+        # sorted() is stable: of equal suspicion, the network's order remains.
         self._order = (
             sorted(layers, key=lambda name: suspicion.get(name, 0.0)) if suspicion else list(layers)
         )
@@ -173,7 +281,7 @@ class _Search:
         return self._result(self._best, True, True)
 
     def _settle(self, unpinned: Probe) -> None:
-        count = max(1, min(self._oracle.workers, len(self._order) // _SMALLEST_POOL))
+        count = max(1, min(self._oracle.workers, len(self._order) // 8))  # 8 layers a pool
         if count == 1:
             self._explore([Pool(self._order, frozenset(), self._informed, unpinned)])
             return
@@ -185,20 +293,20 @@ class _Search:
         if together.verdict.passed:
             self._best = found
             return
-        # Each pool was judged with the others pinned; together they give up too much. What must
-        # come back lies in the rest.
+        # Each pool was judged with the others pinned: together they may unpin too much. The missing
+        # layers are in the rest.
         rest = [name for name in self._order if name not in found]
         self._explore([Pool(rest, found, self._informed, together)])
         self._leave_out()
 
     def _leave_out(self) -> None:
-        """Leave out of the smallest set what can be: the pools proved beside other layers."""
+        """Make the best set one-minimal: each pool's proof is beside other layers."""
         ordered = [name for name in self._order if name in self._best]
         workers = self._oracle.workers
 
         def ask(pins: frozenset[str]) -> Probe:
             probe = self._oracle.ask([pins])
-            if probe.verdict.passed:  # should the budget end
+            if probe.verdict.passed:  # kept in case the budget ends
                 self._best = pins
             return probe
 
@@ -212,13 +320,13 @@ class _Search:
         self._best, self._certificate = minimal.pinned, dict(minimal.proof)
 
     def _explore(self, pools: Sequence[Pool]) -> None:
-        """Bring all ``pools`` to their ends, a round at a time."""
+        """Decide all layers of ``pools``, a round of evaluations at a time."""
         while True:
             for pool in pools:
-                while not pool.at.done and (asked := pool.pins(pool.at)) in self._oracle.known:
-                    probe = self._oracle.known[asked]
-                    if probe.verdict.passed and len(asked) <= len(self._best):
-                        self._best = asked
+                while not pool.at.done and (pins := pool.pins(pool.at)) in self._oracle.known:
+                    probe = self._oracle.known[pins]
+                    if probe.verdict.passed and len(pins) <= len(self._best):
+                        self._best = pins
                     pool.learn(probe)
             if all(pool.at.done for pool in pools):
                 break
@@ -227,7 +335,7 @@ class _Search:
             self._certificate.update(pool.certificate)
 
     def _likely_next(self, pools: Sequence[Pool]) -> list[frozenset[str]]:
-        """Each pool's next probe, then those that would follow, the likeliest first."""
+        """Each pool's next set, then the sets that may follow, the likeliest first."""
         wanted: dict[frozenset[str], None] = {}
         queue: list[tuple[float, int, Pool, Position]] = []
         for number, pool in enumerate(pools):
@@ -257,32 +365,31 @@ class _Search:
 
 
 FEW_SHARE = 0.15
-"""Of the layers: a transformer whose LayerNorms are to blame has up to that many pinned."""
+"""The share of layers up to which culprits are few: a transformer's LayerNorms are fewer."""
 
 DIFFUSE_SHARE = 1.0 / 3.0
+"""The share of layers from which on the blame is spread."""
+
 DIFFUSE_PINS = 8
-"""Fewer pins are named one by one, however small the model."""
+"""Fewer pins are never called diffuse, however small the model."""
 
 
 class Regime(StrEnum):
-    """What kind of problem the search met."""
+    """Whether few layers are to blame, or many share the blame."""
 
     FEW_CULPRITS = "few culprits"
     DIFFUSE = "diffuse"
 
 
 def regime_of(pins: int, layers: int) -> Regime | None:
-    """The regime by the share of ``layers`` that is pinned; None where it is neither."""
+    """The regime by the share of ``layers`` that is pinned; None between the two."""
     if pins <= FEW_SHARE * layers:
         return Regime.FEW_CULPRITS
     return Regime.DIFFUSE if pins >= max(DIFFUSE_PINS, DIFFUSE_SHARE * layers) else None
 
 
 def ranking_auc(suspicion: Mapping[str, float], pinned: Sequence[str]) -> float:
-    """How well ``suspicion`` ranked the pins above the rest (Mann and Whitney): 1 is perfect.
-
-    A coin's is 0.5; NaN where there is no rest.
-    """
+    """The AUC of ``suspicion`` as a ranking of the pins: 1 is perfect, 0.5 is chance."""
     chosen = set(pinned) & set(suspicion)
     names = list(suspicion)
     if not chosen or len(chosen) == len(names):
@@ -293,21 +400,22 @@ def ranking_auc(suspicion: Mapping[str, float], pinned: Sequence[str]) -> float:
     ranks[order] = np.arange(1, len(names) + 1)
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.bincount(inverse, weights=ranks) / counts)[inverse]  # ties share their mean rank
-    mine = np.asarray([n in chosen for n in names])
+    is_pinned = np.asarray([n in chosen for n in names])
     k = len(chosen)
-    return float((ranks[mine].sum() - k * (k + 1) / 2.0) / (k * (len(names) - k)))
+    # The statistic of Mann and Whitney.
+    return float((ranks[is_pinned].sum() - k * (k + 1) / 2.0) / (k * (len(names) - k)))
 
 
 def information_bound(layers: int, pins: int) -> float:
-    """log2 of the number of sets of that size: no search by yes and no can average fewer probes."""
+    """log2 of the number of sets of that size: the fewest evaluations on average of any search."""
     return (
         math.lgamma(layers + 1) - math.lgamma(pins + 1) - math.lgamma(layers - pins + 1)
     ) / math.log(2.0)
 
 
 def count_violations(tried: Sequence[tuple[frozenset[str], bool]]) -> int:
-    """How many failing sets hold a passing one: none where more pins never hurt."""
-    # Sets as bits, so that hundreds are quick.
+    """How many failing sets include a passing one; 0 where more pins never hurt."""
+    # Sets as bits: every pair is compared.
     names: dict[str, int] = {}
     bits = [
         (sum(1 << names.setdefault(n, len(names)) for n in pins), passed) for pins, passed in tried

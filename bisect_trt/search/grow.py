@@ -1,10 +1,9 @@
 """Grows a small set of pins where many layers share the blame, on predicted error vectors.
 
-To first order the error of a plan is the sum of the effects of its reduced layers, each measured
-alone. So the error vector of a real probe, minus a layer's effect, predicts what pinning that layer
-would give, signs and cancellations included. Each step probes the few best predictions and takes
-the best measured one; the next prediction starts from its measured vector, so that the model's
-errors do not add up. Sets grow one layer at a time while small, in larger steps later.
+To first order the error of a plan is the sum of its reduced layers' errors, each measured alone.
+So an evaluation's error vector minus a layer's predicts the error with that layer pinned, signs and
+cancellations included. Each step evaluates the few best predictions and goes on from the best
+measured vector, so that errors of prediction do not add up.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 BEAM = 4
-_STEP_DIVISOR = 6
+"""How many sets are evaluated in each step."""
 
 Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A probed set: whether it passes, its score, and its signed errors in tolerances."""
+    """An evaluated set: whether it passes, its score, and its signed errors in tolerances."""
 
     pinned: frozenset[str]
     passed: bool
@@ -42,7 +41,7 @@ def grow(
     *,
     max_trials: int,
 ) -> Trial:
-    """The first passing set from ``start``, or the best one when ``max_trials`` are spent."""
+    """The first passing set grown from ``start``, or the best one after ``max_trials``."""
     names = [n for n in sensitivities if np.isfinite(sensitivities[n]).all()]
     place = {name: number for number, name in enumerate(sensitivities)}
     matrix = np.asarray([sensitivities[n] for n in names], np.float32)
@@ -57,7 +56,7 @@ def grow(
         if rest.size == 0:
             break
         firsts = rest[np.argsort(_norms(here.vector - matrix[rest], order), kind="stable")[:BEAM]]
-        extra = len(here.pinned) // _STEP_DIVISOR
+        extra = len(here.pinned) // 6  # large sets grow in larger steps
         wanted = [
             here.pinned.union(
                 names[i] for i in _extend(int(f), extra, here.vector, matrix, rest, order)
@@ -66,7 +65,7 @@ def grow(
         ]
         trials = evaluate(wanted)
         spent += len(trials)
-        # Ties go to what comes first in the network: names must not decide.
+        # Ties go to the first in the network, as names must not decide.
         here = min(trials, key=lambda t: (t.score, sorted(place.get(n, -1) for n in t.pinned)))
         if here.score < best.score:
             best = here
@@ -81,7 +80,7 @@ def _extend(
     rest: NDArray[np.int64],
     order: float,
 ) -> list[int]:
-    """The layer ``first`` and ``extra`` ones that the same prediction would take next."""
+    """The layer ``first`` and the ``extra`` ones that the prediction takes next."""
     chosen, predicted = [first], vector - matrix[first]
     left = rest[rest != first]
     for _ in range(min(extra, left.size)):
@@ -93,8 +92,9 @@ def _extend(
 
 
 def _norms(vectors: Vector, order: float) -> NDArray[np.float64]:
-    """The norm of each row, scaled by its peak: eighth powers of large errors overflow."""
+    """The norm of each row."""
     size = np.abs(vectors)
+    # Scaled by the peak: eighth powers of large errors overflow.
     peak = np.maximum(size.max(axis=1, keepdims=True), 1e-30)
     norms: NDArray[np.float64] = peak[:, 0] * ((size / peak) ** order).sum(axis=1) ** (1.0 / order)
     return norms

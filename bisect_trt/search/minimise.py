@@ -1,4 +1,4 @@
-"""Makes a set one-minimal, and orders layers by their share of the tolerance."""
+"""Makes a set one-minimal, and matches the emulator's tolerance to an engine's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class OneMinimal(Generic[Answer]):
-    """``proof`` maps each of ``pinned`` to the answer without it; ``removed`` counts those gone."""
+    """A one-minimal set: ``proof`` has the answer without each of ``pinned``.
+
+    ``removed`` counts the layers left out.
+    """
 
     pinned: frozenset[str]
     proof: dict[str, Answer]
@@ -27,7 +30,7 @@ def one_minimal(
     ahead: Callable[[list[frozenset[str]]], object] | None = None,
     workers: int = 1,
 ) -> OneMinimal[Answer]:
-    """A subset of ``pins`` of which no single one can be left out."""
+    """A subset of ``pins`` that fails without any single one; ``ahead`` prepares next sets."""
     pinned, removed = frozenset(pins), 0
     while True:
         proof: dict[str, Answer] = {}
@@ -45,7 +48,7 @@ def one_minimal(
 
 
 SCALED_MARGIN = 0.9
-"""The part of what an observed ratio allows that is used: it moves a little from plan to plan."""
+"""The safety factor on an observed ratio of scores, which varies from plan to plan."""
 
 
 def tightened(
@@ -54,9 +57,10 @@ def tightened(
     emulated_score: float,
     floors: tuple[float, float] = (0.0, 0.0),
 ) -> float:
-    """The limit to search within next, where a set found within ``limit`` misses on the engine.
+    """The next limit of the search after a set within ``limit`` failed on the engine.
 
-    At most 0.7 of its headroom is left of it.
+    At most 0.7 of the headroom remains. ``floors`` are the emulator's and the engine's scores with
+    everything pinned.
     """
     room = max(limit - floors[0], 0.0)
     if not math.isfinite(engine_score):
@@ -67,24 +71,26 @@ def tightened(
 def matching_limit(
     engine_score: float, emulated_score: float, floors: tuple[float, float] = (0.0, 0.0)
 ) -> float:
-    """What the emulator scores where the engine just meets the tolerance, with a margin.
+    """The emulator's score at which the engine just meets the tolerance, with a margin.
 
-    By the ratio of what they score above their floors.
+    It is extrapolated by the ratio of the scores above their floors.
     """
     emulated_floor, engine_floor = floors
-    allowed = max(1.0 - engine_floor, 1e-9)  # a limit of nothing could not be kept by anybody
-    excess = max(engine_score - engine_floor, 1e-9)
-    seen = max(emulated_score - emulated_floor, 1e-9)
-    return emulated_floor + SCALED_MARGIN * seen * allowed / excess
+    allowed = max(1.0 - engine_floor, 1e-9)  # with a limit of 0 nothing would pass
+    engine_excess = max(engine_score - engine_floor, 1e-9)
+    emulated_excess = max(emulated_score - emulated_floor, 1e-9)
+    return emulated_floor + SCALED_MARGIN * emulated_excess * allowed / engine_excess
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """What pins decide of a score: between ``floor``, that of all pins, and the ``limit``.
+    """The range of scores that pins decide: from ``floor``, with all pinned, to ``limit``.
 
-    ``margin`` is the part of it that sets are held to. It is no part of the limit itself: a metric
-    of the user's own may score 0.95 where nothing is wrong (an IoU of 1 where 0.95 is asked for).
+    ``margin``: the part of the range that the search may use.
     """
+
+    # A part of the range, not of the limit: a user's metric may score 0.95 where nothing is wrong
+    # (an IoU of 1 where 0.95 is required).
 
     limit: float
     floor: float
@@ -92,10 +98,10 @@ class Headroom:
 
     @property
     def kept(self) -> float:
-        """The share of the tolerance that sets are held to."""
+        """The score that sets must meet in the search."""
         return self.within(self.margin)
 
     def within(self, part: float) -> float:
-        """The share of the tolerance that leaves so much of the room used, from 0 to 1."""
+        """The score at ``part`` of the range, from 0 to 1."""
         floor = min(self.floor, self.limit)
         return floor + part * (self.limit - floor)

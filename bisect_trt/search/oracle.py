@@ -1,4 +1,4 @@
-"""The probe callable with its memory: distinct probes in order, workers, the budget."""
+"""The evaluations of a search: each set once, in order, on workers, within a budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bisect_trt.base.outcomes import Verdict
 
 @dataclass(frozen=True)
 class Probe:
-    """One set of pins tried: its place in the order of probes (from 0), the pins, the verdict."""
+    """One evaluation: its number (from 0), the pinned set, the outcome."""
 
     index: int
     pinned: frozenset[str]
@@ -23,10 +23,11 @@ class Probe:
 class PinSearch:
     """The result of a search.
 
-    ``pinned`` is the best set seen to pass (all layers if none smaller did); ``feasible`` is false
-    when pinning everything does not pass; ``certificate`` maps each pin to the probe that failed
-    without it, all of them unless a budget ended the search (``complete`` is false then).
-    ``rounds`` counts the rounds of parallel probes.
+    ``pinned``: the smallest set that passed, or all layers.
+    ``feasible``: pinning everything passes.
+    ``complete``: the budget did not end the search.
+    ``probes``: the evaluations in order. ``rounds``: the rounds of parallel ones.
+    ``certificate``: by pin, the evaluation that failed without it; of every pin if ``complete``.
     """
 
     pinned: frozenset[str]
@@ -41,7 +42,7 @@ ProbeFunction = Callable[[frozenset[str]], Verdict]
 
 
 class Oracle:
-    """Owns the probe callable: remembers verdicts, and keeps the budget and the order."""
+    """Evaluates sets, each once, and keeps the budget and the order."""
 
     def __init__(
         self, probe: ProbeFunction, workers: int = 1, max_probes: int | None = None
@@ -55,24 +56,24 @@ class Oracle:
 
     @property
     def probes(self) -> tuple[Probe, ...]:
-        """The distinct probes in the order they were made."""
+        """The evaluations in order."""
         return tuple(self.known.values())
 
     def ask(self, wanted: Sequence[frozenset[str]]) -> Probe:
-        """The probe of ``wanted[0]``.
+        """The evaluation of ``wanted[0]``; the others may be evaluated beside it.
 
         Raises:
-            BudgetSpentError: the next probe would be over the budget.
+            BudgetSpentError: no evaluation is left.
         """
         if wanted[0] not in self.known:
             self.run(wanted)
         return self.known[wanted[0]]
 
     def run(self, wanted: Sequence[frozenset[str]]) -> None:
-        """One round: the first of ``wanted`` that are new, as many as there are workers.
+        """Evaluate the first new ones of ``wanted``, one for each worker.
 
         Raises:
-            BudgetSpentError: no probe is left.
+            BudgetSpentError: no evaluation is left.
         """
         new = [w for w in dict.fromkeys(wanted) if w not in self.known][: self.workers]
         if not new:
@@ -89,6 +90,6 @@ class Oracle:
         self.rounds += 1
 
     def close(self) -> None:
-        """Let the workers end."""
+        """End the workers."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The shortest passing prefix of a ranking: the sets are nested, so there is little to overfit."""
+"""The shortest passing prefix of a ranking: nested sets leave little to overfit."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-_EXACT_LAYERS = 1000
-"""A set of fewer than twice as many layers is found exactly."""
-
 
 def shortest_prefix(
     length: int, passes: Callable[[int], bool], *, first: int = 0, guess: int = 0
 ) -> int | None:
-    """The fewest of ``length`` ranked layers that pass pinned, ``first`` at least.
+    """The fewest of ``length`` ranked layers, at least ``first``, that pass pinned.
 
-    Gallops in doubling steps, then bisects, as if more pins never hurt; where they do, the answer
-    is a prefix that passes and whose predecessor was seen to fail. Of thousands of layers it is
-    found to a thousandth: what is left costs as many questions again.
+    Gallops in doubling steps, then bisects, as if more pins never hurt. Where they do, the answer
+    passes and its predecessor was found to fail. None where no length passes.
     """
-    low, high, step = first - 1, min(length, max(first, guess)), 1  # low fails or is not asked for
+    low, high, step = first - 1, min(length, max(first, guess)), 1  # low fails or is below first
     while not passes(high):
         if high >= length:
             return None
         low, high, step = high, min(length, high + step), 2 * step
-    if low < first:  # the first that was asked for passes
+    if low < first:  # the guess passes
         while high - step > low and passes(high - step):
             high, step = high - step, 2 * step
         low = max(low, high - step)
-    while high - low > max(1, high // _EXACT_LAYERS):
+    while high - low > max(1, high // 1000):  # a thousandth saves half of the evaluations
         middle = (low + high) // 2
         if passes(middle):
             high = middle
@@ -39,20 +35,18 @@ def shortest_prefix(
 
 
 def longer(strength: Sequence[float], length: int, share: float, more: int = 1) -> int:
-    """How many of the ranking to go on with after the first ``length`` were refused.
-
-    As :func:`grown` says, but twice as many at most: what layers leave together is a guess.
-    """
+    """The next length to try after the first ``length`` of the ranking have failed."""
+    # Twice as many at most, since grown() is an estimate.
     enough = min(grown(strength, length, share), 2 * length)
     return min(len(strength), max(math.ceil(1.1 * length), length + more, enough))
 
 
 def grown(strength: Sequence[float], length: int, share: float) -> int:
-    """How many of the ranking leave ``share`` of what its first ``length`` leave.
+    """The length that leaves ``share`` of the error that the first ``length`` leave.
 
-    What the rest do is taken to add up by squares, as if independent; ``length`` where that cannot
-    be told.
+    It is ``length`` itself where the ``strength`` of the rest is unknown.
     """
+    # The errors of the unpinned rest are taken to be independent, and add up by squares.
     left = np.cumsum(np.asarray(strength, np.float64)[::-1])[::-1]
     if length >= left.size or not math.isfinite(left[length]) or not share > 0.0:
         return length

@@ -1,7 +1,7 @@
 """The smallest part of a network that is still bad.
 
-"Bad" need not be monotone: an output in the middle breaks the very fusion that is wrong. So every
-step starts from a subgraph that was itself seen to be bad, and the smallest of those is returned.
+"Bad" need not be monotone: an output in the middle may break the very fusion that is wrong. So
+every step starts from a subgraph that was found to be bad, and the smallest of those is returned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bisect_trt.search.find import find_pins
 from bisect_trt.search.minimise import one_minimal
 
 Ask = Callable[[Subgraph], Verdict]
-"""PASS means that the subgraph is still bad. BudgetSpentError ends the search."""
+"""Gives PASS for a subgraph that is still bad; may raise BudgetSpentError to end the search."""
 
 FindBypasses = Callable[[Subgraph], Sequence[Bypass]]
 """The bypasses that can be made in a subgraph."""
@@ -24,7 +24,7 @@ FindBypasses = Callable[[Subgraph], Sequence[Bypass]]
 
 @dataclass(frozen=True)
 class SubgraphEvaluation:
-    """One subgraph tried, in which step, and what was seen."""
+    """The ``verdict`` on one subgraph, and the ``step`` that tried it."""
 
     step: str
     subgraph: Subgraph
@@ -33,10 +33,10 @@ class SubgraphEvaluation:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The smallest subgraph that was seen to be bad; None if not even the whole was.
+    """The smallest bad ``subgraph``; None if the whole is not bad.
 
-    ``complete``: no node can be left out and no bypass can be made. It is false where the budget or
-    the user (``interrupted``) ended the search. ``evaluations`` are distinct, and in order.
+    ``complete``: no node can be left out or bypassed. ``interrupted``: the user ended the search.
+    ``evaluations``: each subgraph tried, in order.
     """
 
     subgraph: Subgraph | None
@@ -46,7 +46,7 @@ class Reduction:
 
 
 def reduce(nodes: Sequence[str], ask: Ask, bypasses: FindBypasses = lambda _: ()) -> Reduction:
-    """The smallest subgraph of ``nodes`` that can be seen to be bad."""
+    """The smallest subgraph of ``nodes`` that is found to be bad."""
     search = _Search(nodes, ask)
     complete = interrupted = False
     try:
@@ -68,7 +68,7 @@ class _Search:
         self.evaluations: list[SubgraphEvaluation] = []
 
     def run(self, bypasses: FindBypasses) -> bool:
-        """Every step in turn; false where the whole is not bad."""
+        """Run every step; False if the whole is not bad."""
         nodes = self._nodes
         if not self._bad(nodes):
             return False
@@ -87,7 +87,7 @@ class _Search:
                 return True
 
     def _without_each(self) -> Subgraph:
-        """The best subgraph, less every node that it is bad without."""
+        """The best subgraph without the nodes that it is still bad without."""
         before = self.best
         assert before is not None
         found = one_minimal(
@@ -102,7 +102,7 @@ class _Search:
 
     def _verdict(self, subgraph: Subgraph) -> Verdict:
         if not subgraph.kept:
-            return Verdict.FAIL  # nothing is no bad model
+            return Verdict.FAIL  # an empty model is not bad
         if subgraph not in self._known:
             verdict = self._known[subgraph] = Verdict(self._ask(subgraph))
             self.evaluations.append(SubgraphEvaluation(self._step, subgraph, verdict))
@@ -112,7 +112,7 @@ class _Search:
 
 
 def _fewest(length: int, bad: Callable[[int], bool]) -> int:
-    """The smallest number found bad by bisection, given that ``length`` is bad."""
+    """The smallest bad number by bisection, given that ``length`` is bad."""
     low, high = 0, length
     while high - low > 1:
         middle = (low + high) // 2

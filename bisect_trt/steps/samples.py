@@ -14,7 +14,7 @@ import numpy as np
 from bisect_trt.base.display import counted
 from bisect_trt.base.errors import BadInputError, RunnerFailedError
 from bisect_trt.base.outcomes import Finding
-from bisect_trt.base.sample import LazyArrays, Sample
+from bisect_trt.base.sample import LazyArrays, RecentArrays, Sample
 from bisect_trt.evaluate.cache import Row
 from bisect_trt.inputs.augmentations import (
     augmented_input,
@@ -81,10 +81,11 @@ def perturbs(
         sources = few
 
     def made() -> Iterator[Sample]:
+        recent = RecentArrays()
         for number, source in in_turn(problem, sources, stream):
             name = f"{source.name}, perturbed {stream}.{number}"
             arrays = partial(moved, source, seed_of(problem, stream, number, 1))
-            yield Sample(name, LazyArrays(arrays), True)
+            yield Sample(name, LazyArrays(arrays, recent), True)
 
     return unlike_given(problem, context, made(), count, "perturbed copies")
 
@@ -162,12 +163,13 @@ def _augmented(
         if of_sets or number < len(kinds[source.digest])
     ]
     by_user = _ByUser(problem, context, stream)
+    recent = RecentArrays()
     for number, (source, kind) in in_turn(problem, pairs, stream):
         name = f"{source.name}, {kind} {stream}.{number}"
         seed = seed_of(problem, stream, number, 2)
         if not is_own_kind(kind):
             made = partial(_augment, problem, source, kind, sources, seed)
-            yield Sample(name, LazyArrays(made), True)
+            yield Sample(name, LazyArrays(made, recent), True)
         elif (sample := by_user.made(name, source, kind, seed)) is not None:
             yield sample
         elif by_user.gave_up:

@@ -9,7 +9,7 @@ from itertools import islice
 from bisect_trt.base.interrupt import BudgetSpentError
 from bisect_trt.base.outcomes import CONFIDENCE, InputKind, Tally, Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.base.sample import MOST_BYTES, Sample
+from bisect_trt.base.sample import RECENT_BYTES, Sample
 from bisect_trt.evaluate.cache import Row
 from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.evaluate.result import SampleResult, SearchSetResult, meets
@@ -202,7 +202,7 @@ class WorstOf:
                 at_once = min(context.samples_a_turn, max(_CHUNK, _CHUNK_BYTES // each))
             else:
                 # What is made for the reference is still there for the last judge.
-                at_once = min(_CHUNK, max(_SAMPLES_AHEAD, MOST_BYTES // each - _SAMPLES_AHEAD))
+                at_once = min(_CHUNK, max(_SAMPLES_AHEAD, RECENT_BYTES // each - _SAMPLES_AHEAD))
             yield [first, *islice(stream, -(-at_once // size) * size - 1)]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from bisect_trt.base.atomic_files import unchanged
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.base.sample import LazyArrays
+from bisect_trt.base.sample import LazyArrays, RecentArrays
 from bisect_trt.inputs.arrays import headers_of
 from bisect_trt.inputs.files import find_files
 from bisect_trt.inputs.samples import load_samples
@@ -114,11 +114,12 @@ def test_arrays_are_read_again_after_they_were_let_go() -> None:
         asked.append(number)
         return {"x": np.full(10_000_000, number, np.float32)}
 
-    lazy = [LazyArrays(lambda n=n: load(n)) for n in range(3)]  # type: ignore[misc]
+    recent = RecentArrays()
+    lazy = [LazyArrays(lambda n=n: load(n), recent) for n in range(3)]  # type: ignore[misc]
     assert [float(a["x"][0]) for a in lazy] == [0.0, 1.0, 2.0]
     assert asked == [0, 1, 2] and len(lazy[2]) == 1 and asked == [0, 1, 2]
     assert float(lazy[0]["x"][0]) == 0.0 and asked == [0, 1, 2, 0]
-    assert type(pickle.loads(pickle.dumps(LazyArrays(dict)))) is dict
+    assert type(pickle.loads(pickle.dumps(LazyArrays(dict, recent)))) is dict
 
 
 @pytest.mark.parametrize("content", ["zip", "npz", "deep"])

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 import bisect_trt
-from bisect_trt.base.sample import LazyArrays, Sample
+from bisect_trt.base.sample import LazyArrays, RecentArrays, Sample
 from bisect_trt.cli import main
 from bisect_trt.inputs.augmentations import check_kinds
 from bisect_trt.report.read_run import read_run
@@ -289,7 +289,7 @@ def test_a_function_that_makes_none_any_more_ends(tmp_path: Path) -> None:
 
 
 def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:
-    loads = list[int]()
+    loads, recent = list[int](), RecentArrays()
 
     def of(number: int) -> Sample:
         def load() -> dict[str, NDArray[Any]]:
@@ -297,7 +297,7 @@ def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:
             # More than are kept, so that each is loaded anew.
             return {"x": np.full((1, 1 << 20), number, np.float32)}
 
-        return Sample(str(number), LazyArrays(load))
+        return Sample(str(number), LazyArrays(load, recent))
 
     samples = [of(n) for n in range(12)]
     assert len({s.digest for s in samples}) == 12
