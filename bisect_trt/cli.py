@@ -383,7 +383,7 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
     with output():
         click.echo(counted(more, "more output"))
         for name in unranked:
-            click.echo(f"left out: {name!r}, of which nothing says how many dimensions it has")
+            click.echo(f"left out: {name!r}, whose number of dimensions is unknown")
     return 0
 
 
@@ -561,7 +561,7 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
         _print_json(diff_record(found))
     elif not quiet:
         _print(terminal.print_page, as_page(found))
-    return EXIT_NOT_MET if found.worse or found.untold else EXIT_OK
+    return EXIT_NOT_MET if found.worse or found.may_be_worse else EXIT_OK
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -52,33 +52,19 @@ _JUDGED = frozenset({"run", "verify"})
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the command line and its field of :class:`Settings`.
+    """An option of the command line and its field of :class:`Settings`."""
 
-    Attributes:
-        flag: such as ``--input``.
-        help: one sentence.
-        kind: type of one value.
-        choices: allowed values; empty for any.
-        repeatable: whether it may be given several times.
-        metavar: placeholder in the help.
-        least: smallest value.
-        most: largest value.
-        above: whether the value must exceed ``least``.
-        help_of: help of commands that differ.
-        commands: commands that have it.
-    """
-
-    flag: str
-    help: str
-    kind: type = str
-    choices: tuple[str, ...] = ()
-    repeatable: bool = False
-    metavar: str | None = None
-    least: float | None = None
-    most: float | None = None
-    above: bool = False
-    help_of: Mapping[str, str] = field(default_factory=dict)
-    commands: frozenset[str] = PLANNING
+    flag: str  # such as ``--input``
+    help: str  # one sentence
+    kind: type = str  # type of one value
+    choices: tuple[str, ...] = ()  # allowed values; empty for any
+    repeatable: bool = False  # whether it may be given several times
+    metavar: str | None = None  # placeholder in the help
+    least: float | None = None  # smallest value
+    most: float | None = None  # largest value
+    above: bool = False  # whether the value must exceed ``least``
+    help_of: Mapping[str, str] = field(default_factory=dict)  # help of commands that differ
+    commands: frozenset[str] = PLANNING  # commands that have it
 
 
 def option(default: Any, flag: str, help: str, **more: Any) -> Any:

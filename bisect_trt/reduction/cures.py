@@ -32,25 +32,15 @@ AS_IT_IS = "as it is"
 
 @dataclass(frozen=True)
 class Cure:
-    """One change to how the model is built, and its result.
-
-    Attributes:
-        name: short name.
-        how: what the user must do.
-        seen: results of all runs.
-        latency_ms: engine latency, NaN where no engine was built.
-        engine_bytes: engine size, 0 where no engine was built.
-        marks: tensors that become outputs.
-        model: typed model with these outputs; None without marks.
-    """
+    """One change to how the model is built, and its result."""
 
     name: str
-    how: str
-    seen: Observation
-    latency_ms: float
-    engine_bytes: int
-    marks: tuple[str, ...] = ()
-    model: onnx.ModelProto | None = None
+    how: str  # what the user must do
+    seen: Observation  # results of all runs
+    latency_ms: float  # engine latency, NaN where no engine was built
+    engine_bytes: int  # engine size, 0 where no engine was built
+    marks: tuple[str, ...] = ()  # tensors that become outputs
+    model: onnx.ModelProto | None = None  # typed model with these outputs; None without marks
 
     @property
     def works(self) -> bool:
@@ -60,17 +50,11 @@ class Cure:
 
 @dataclass(frozen=True)
 class Cures:
-    """All cures tried on a model.
+    """All cures tried on a model."""
 
-    Attributes:
-        tried: in order; the first is the model as it is.
-        complete: false where builds ran out or the user interrupted.
-        interrupted: whether the user ended the search.
-    """
-
-    tried: tuple[Cure, ...]
-    complete: bool
-    interrupted: bool = False
+    tried: tuple[Cure, ...]  # in order; the first is the model as it is
+    complete: bool  # false where builds ran out or the user interrupted
+    interrupted: bool = False  # whether the user ended the search
 
     @property
     def needed(self) -> bool:

@@ -63,31 +63,18 @@ class Suspect(StrEnum):
 
 @dataclass(frozen=True)
 class Observation:
-    """The results of running one subgraph in several processes.
+    """The results of running one subgraph in several processes."""
 
-    Attributes:
-        processes: fresh processes started.
-        runs: inferences in all processes.
-        wrong: runs with an error that rounding does not explain.
-        worst: largest error, in multiples of the allowed error.
-        differing: processes that gave one input several answers.
-        failure: message of the engine that failed, or of the command that calls it bad.
-        verdict: outcome of the last process.
-        allowed: see :class:`Allowance`.
-        breaks: see :class:`Allowance`.
-        by_command: whether a command judged, not an engine.
-    """
-
-    processes: int = 0
-    runs: int = 0
-    wrong: int = 0
-    worst: float = 0.0
-    differing: int = 0
-    failure: str = ""
-    verdict: Verdict = Verdict.PASS
-    allowed: Mapping[str, float] = field(default_factory=dict)
-    breaks: tuple[str, ...] = ()
-    by_command: bool = False
+    processes: int = 0  # fresh processes started
+    runs: int = 0  # inferences in all processes
+    wrong: int = 0  # runs with an error that rounding does not explain
+    worst: float = 0.0  # largest error, in multiples of the allowed error
+    differing: int = 0  # processes that gave one input several answers
+    failure: str = ""  # message of the engine that failed, or of the command that calls it bad
+    verdict: Verdict = Verdict.PASS  # outcome of the last process
+    allowed: Mapping[str, float] = field(default_factory=dict)  # see :class:`Allowance`
+    breaks: tuple[str, ...] = ()  # see :class:`Allowance`
+    by_command: bool = False  # whether a command judged, not an engine
 
     @property
     def suspect(self) -> Suspect | None:
@@ -193,15 +180,11 @@ class Specimens:
 
 @dataclass(frozen=True)
 class Allowance:
-    """The error of each output that rounding explains.
+    """The error of each output that rounding explains."""
 
-    Attributes:
-        allowed: largest error of a float output, or the share of other values that may differ.
-        breaks: outputs in which rounding alone makes NaN or infinities.
-    """
-
+    # Largest error of a float output, or the share of other values that may differ.
     allowed: Mapping[str, float]
-    breaks: frozenset[str]
+    breaks: frozenset[str]  # outputs in which rounding alone makes NaN or infinities
 
     def used(self, expected: Arrays, found: Arrays) -> float:
         """The worst output's error in multiples of the allowed one.

@@ -59,62 +59,35 @@ RUN_BUDGET_S = 30.0
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the search.
-
-    Attributes:
-        what: name.
-        tried: subgraphs tried.
-        left: nodes left after it.
-    """
+    """One step of the search."""
 
     what: str
-    tried: int
-    left: int
+    tried: int  # subgraphs tried
+    left: int  # nodes left after it
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """The smallest subgraph found bad, and its results.
+    """The smallest subgraph found bad, and its results."""
 
-    Attributes:
-        suspect: in which way it is bad.
-        precision: the engine's precision.
-        explained: precision whose rounding errors were allowed.
-        model: typed model given to the engine.
-        sample: inputs by name.
-        expected: FP32 outputs on ONNX Runtime.
-        nodes: kept nodes with their operators.
-        bypassed: nodes whose input is read in place of their output.
-        of: number of nodes in the whole model.
-        whole: results of the whole model.
-        seen: results of the subgraph.
-        steps: steps of the search.
-        complete: whether no further node can be left out.
-        always: whether no tried subgraph was ever fine.
-        builds: engine builds, or calls of the check.
-        seconds: duration.
-        interrupted: whether the user ended the search.
-        versions: versions of the engine.
-    """
-
-    suspect: Suspect
-    precision: Precision
-    explained: Precision
-    model: ModelProto
-    sample: Sample
-    expected: Mapping[str, NDArray[Any]]
-    nodes: tuple[tuple[str, str], ...]
-    bypassed: tuple[str, ...]
-    of: int
-    whole: Observation
-    seen: Observation
+    suspect: Suspect  # in which way it is bad
+    precision: Precision  # the engine's precision
+    explained: Precision  # precision whose rounding errors were allowed
+    model: ModelProto  # typed model given to the engine
+    sample: Sample  # inputs by name
+    expected: Mapping[str, NDArray[Any]]  # FP32 outputs on ONNX Runtime
+    nodes: tuple[tuple[str, str], ...]  # kept nodes with their operators
+    bypassed: tuple[str, ...]  # nodes whose input is read in place of their output
+    of: int  # number of nodes in the whole model
+    whole: Observation  # results of the whole model
+    seen: Observation  # results of the subgraph
     steps: tuple[Step, ...]
-    complete: bool
-    always: bool
-    builds: int
+    complete: bool  # whether no further node can be left out
+    always: bool  # whether no tried subgraph was ever fine
+    builds: int  # engine builds, or calls of the check
     seconds: float
-    interrupted: bool = False
-    versions: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False  # whether the user ended the search
+    versions: Mapping[str, str] = field(default_factory=dict)  # versions of the engine
 
 
 def reduce_subgraph(

@@ -19,19 +19,12 @@ TEXT, NUMBER, COUNT, FLAG = "text", "number", "count", "flag"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a CSV file.
+    """A column of a CSV file."""
 
-    Attributes:
-        name: header; one that ends in ``*`` stands for a column per runner.
-        kind: text, number (float), count (integer) or flag.
-        meaning: what the value is, with its unit.
-        always: whether cells are never blank.
-    """
-
-    name: str
-    kind: str
-    meaning: str
-    always: bool = False
+    name: str  # header; one that ends in ``*`` stands for a column per runner
+    kind: str  # text, number (float), count (integer) or flag
+    meaning: str  # what the value is, with its unit
+    always: bool = False  # whether cells are never blank
 
     def covers(self, name: str) -> bool:
         """Whether ``name`` is this column, or one of the runners' columns."""
@@ -60,7 +53,7 @@ REQUIREMENTS = TABLES.pop("by_requirement")
 LAYERS = TABLES["layers"]
 PINS = TABLES["pins"]
 
-FRAMES = {("cost" if name == "engines" else name): its for name, its in TABLES.items()}
+FRAMES = {("cost" if name == "engines" else name): columns for name, columns in TABLES.items()}
 FRAMES["by_requirement"] = REQUIREMENTS
 """The columns of the tables of ``Result``, by their names there."""
 
@@ -75,16 +68,16 @@ def as_page() -> str:
         "exactly; `inf` and `-inf` are infinities, a blank cell is unknown, flags are `True` and",
         "`False`. Text that a spreadsheet would take for a formula begins with `'`, and so does",
         "text that begins with `'` itself; control characters are spelled out.",
-        "A score of 1e9 is a miss where none is allowed, as of a decision that changed; no other",
-        "finite score is so large: 9.99e8 stands for all that are larger.",
+        "A score of 1e9 is a miss where none is allowed, such as a changed decision; other finite",
+        "scores are at most 9.99e8.",
         "Columns keep their order and names; new ones come at the end.",
         "",
         "In a notebook the tables of `Result` are pandas DataFrames of the same columns, without",
-        "those that the run knows nothing of: `result.layers` is layers.csv and so on,",
+        "columns without values: `result.layers` is layers.csv and so on,",
         "`result.cost` is engines.csv, and `result.by_requirement` is in run.json.",
     ]
     titles = {
-        **{f"{name}.csv": its for name, its in TABLES.items()},
+        **{f"{name}.csv": columns for name, columns in TABLES.items()},
         "by_requirement": REQUIREMENTS,
     }
     for title, columns in titles.items():
@@ -120,17 +113,15 @@ def from_csv(text: str, columns: Sequence[Column]) -> pd.DataFrame:
         raise ValueError(str(error)) from error
     if not rows:
         return pd.DataFrame()
+    if any(len(row) != len(rows[0]) for row in rows):
+        raise ValueError("a row has other cells than the header")
     found: dict[str, Any] = {}
     for place, name in enumerate(uncell(n) for n in rows[0]):
         column = next((c for c in columns if c.covers(name)), Column(name, TEXT, ""))
-        cells = [row[place] if len(row) == len(rows[0]) else _torn() for row in rows[1:]]
+        cells = [row[place] for row in rows[1:]]
         if column.always or any(cells):
             found[name] = _values_of(cells, column.kind)
     return pd.DataFrame(found)
-
-
-def _torn() -> str:
-    raise ValueError("a row has other cells than the header")
 
 
 def _cell_of(value: Any, kind: str) -> str:

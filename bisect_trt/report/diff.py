@@ -17,6 +17,7 @@ from bisect_trt.base.outcomes import InputKind, Tally, ValidationVerdict, at_lea
 from bisect_trt.report.files import OwnedFolder, to_json
 from bisect_trt.report.markdown import Page, Section, page_as_markdown
 from bisect_trt.report.record import Record
+from bisect_trt.report.text import per_cent
 
 _MEASURES = ("engine_rel_range", "rel_range")
 """Columns of layer errors that can be compared, the engine's first."""
@@ -36,39 +37,22 @@ _FROM_WORST = (
 
 @dataclass(frozen=True)
 class RunDiff:
-    """The changes from one run to another.
-
-    Attributes:
-        before: the first run.
-        after: the second run.
-        worse: reasons not to release the second run.
-        unasked: requirements of one run only, and shares that were lowered.
-        untold: whether ``unasked`` leaves open if the second run is worse.
-        requirements: each requirement in both runs.
-        validation: each kind of input in both runs.
-        pins: pins gained and lost.
-        layers: layers whose error changed.
-        matched: number of layers in both runs.
-        measure: column of the layer errors compared.
-        unmatched_before: layers of the first run only.
-        unmatched_after: layers of the second run only.
-        changed: other differences, such as versions.
-    """
+    """The changes from one run to another."""
 
     before: Record
     after: Record
-    worse: tuple[str, ...]
-    unasked: tuple[str, ...]
-    untold: bool
-    requirements: pd.DataFrame
-    validation: pd.DataFrame
-    pins: pd.DataFrame
-    layers: pd.DataFrame
-    matched: int
-    measure: str
-    unmatched_before: tuple[str, ...]
-    unmatched_after: tuple[str, ...]
-    changed: pd.DataFrame
+    worse: tuple[str, ...]  # reasons not to release the second run
+    not_compared: tuple[str, ...]  # requirements of one run only, and shares that were lowered
+    may_be_worse: bool  # whether ``not_compared`` leaves open if the second run is worse
+    requirements: pd.DataFrame  # each requirement in both runs
+    validation: pd.DataFrame  # each kind of input in both runs
+    pins: pd.DataFrame  # gained and lost
+    layers: pd.DataFrame  # layers whose error changed
+    matched: int  # number of layers in both runs
+    measure: str  # column of the layer errors compared
+    unmatched_before: tuple[str, ...]  # layers of the first run only
+    unmatched_after: tuple[str, ...]  # layers of the second run only
+    changed: pd.DataFrame  # other differences, such as versions
 
     @property
     def gained(self) -> list[str]:
@@ -99,13 +83,13 @@ def diff_runs(before: Record, after: Record) -> RunDiff:
     eased = tuple(_eased(before, after))
     # Open: a requirement that the second run dropped, or a new one that it misses.
     new = (requirements["before"] == _NOT_ASKED) & (requirements["after"] != "met")
-    untold = bool(((requirements["after"] == _NOT_ASKED) | new).any())
+    may_be_worse = bool(((requirements["after"] == _NOT_ASKED) | new).any())
     return RunDiff(
         before,
         after,
         worse=tuple(_worse(before, after, requirements)),
-        unasked=(*_unasked(before, after, requirements), *eased),
-        untold=bool(eased) or untold,
+        not_compared=(*_in_one_run(before, after, requirements), *eased),
+        may_be_worse=bool(eased) or may_be_worse,
         requirements=requirements,
         validation=_validation(before, after),
         pins=_pins(before, after),
@@ -157,7 +141,7 @@ def _outcome(text: str, scores: dict[str, float], result: Record) -> str:
     return "met" if scores[text] <= 1.0 else "missed"
 
 
-def _unasked(before: Record, after: Record, requirements: pd.DataFrame) -> Iterator[str]:
+def _in_one_run(before: Record, after: Record, requirements: pd.DataFrame) -> Iterator[str]:
     """Requirements that only one run has, a sentence each."""
     for row in requirements.to_dict(orient="records"):
         for here, there, run in (("before", "after", after), ("after", "before", before)):
@@ -172,17 +156,13 @@ def _eased(before: Record, after: Record) -> Iterator[str]:
         return
     below = now.given.passed < at_least(was.wanted_of_given, now.given.tested)
     if now.wanted_of_given < was.wanted_of_given and below:
-        old, new = _per_cent(was.wanted_of_given), _per_cent(now.wanted_of_given)
+        old, new = per_cent(was.wanted_of_given), per_cent(now.wanted_of_given)
         yield f"{old} of the given inputs had to pass before, and {new} in {after.folder}"
     copied = ((now.perturbed, was.wanted), (now.augmented, was.wanted_of_augmented))
     below = any(kind.tested and kind.lower_bound < wanted for kind, wanted in copied)
     if not was.fitted and (now.fitted or now.wanted < was.wanted) and below:
-        old, new = _per_cent(was.wanted), "none" if now.fitted else _per_cent(now.wanted)
+        old, new = per_cent(was.wanted), "none" if now.fitted else per_cent(now.wanted)
         yield f"{old} of unseen inputs had to pass before, and {new} in {after.folder}"
-
-
-def _per_cent(share: float) -> str:
-    return f"{100.0 * share:.3g} %"
 
 
 def _worse(before: Record, after: Record, requirements: pd.DataFrame) -> Iterator[str]:
@@ -270,7 +250,7 @@ def _changed(before: Record, after: Record) -> pd.DataFrame:
 
 def _made_with(result: Record) -> dict[str, str]:
     validation = result.validation
-    unseen = "" if validation is None or validation.fitted else _per_cent(validation.wanted)
+    unseen = "" if validation is None or validation.fitted else per_cent(validation.wanted)
     return {
         "model": result.model,
         "precision": result.precision.value,
@@ -280,7 +260,7 @@ def _made_with(result: Record) -> dict[str, str]:
         "pins": str(len(result.pinned)),
         "layers": str(result.layer_count),
         "inputs": some_of([printable(name) for name in result.samples], 4),
-        "of the given inputs": _per_cent(result.given_share),
+        "of the given inputs": per_cent(result.given_share),
         "of unseen inputs": unseen,
         "threads": str(result.threads),
         **result.versions,
@@ -310,16 +290,17 @@ def as_page(found: RunDiff) -> Page:
     ]
     shown = [s for s in sections if len(s.table) or s.lines]
     title = f"bisect-trt: {found.before.folder} and {found.after.folder}"
-    return Page(title, headline(found), not (found.worse or found.unasked), shown, found.worse[1:])
+    good = not (found.worse or found.not_compared)
+    return Page(title, headline(found), good, shown, found.worse[1:])
 
 
 def headline(found: RunDiff) -> str:
     """Says in one sentence whether the second run is worse, and why."""
-    unasked = f"cannot be compared: {'; '.join(found.unasked)}." if found.unasked else ""
+    limits = f"cannot be compared: {'; '.join(found.not_compared)}." if found.not_compared else ""
     if found.worse:
-        return f"Worse: {found.worse[0]}" + (f" The rest {unasked}" if unasked else "")
-    if unasked:
-        return unasked
+        return f"Worse: {found.worse[0]}" + (f" The rest {limits}" if limits else "")
+    if limits:
+        return limits
     if found.after.passed and not found.before.passed:
         return "Better: no plan met the requirements, and now one does."
     return "Not worse: every requirement that was met still is."
@@ -332,7 +313,7 @@ def diff_record(found: RunDiff) -> dict[str, Any]:
         "before": str(found.before.folder),
         "after": str(found.after.folder),
         "worse": list(found.worse),
-        "not_compared": list(found.unasked),
+        "not_compared": list(found.not_compared),
         "requirements": found.requirements.to_dict(orient="records"),
         "validation": found.validation.to_dict(orient="records"),
         "pins_gained": found.gained,

@@ -31,23 +31,15 @@ Layout = dict[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot for Plotly.
+    """A plot for Plotly."""
 
-    Attributes:
-        name: id in the page.
-        alt: what it shows, in words.
-        data: Plotly's traces.
-        layout: Plotly's layout.
-        of_layers: whether x values are rows of the layer table; the page then adds names.
-        height: in pixels.
-    """
-
-    name: str
-    alt: str
+    name: str  # id in the page
+    alt: str  # what it shows, in words
     data: Sequence[Mapping[str, Any]]
     layout: Mapping[str, Any] = field(default_factory=dict)
+    # Whether x values are rows of the layer table; the page then adds names.
     of_layers: bool = False
-    height: int = 340
+    height: int = 340  # pixels
 
     def as_json(self) -> dict[str, Any]:
         """The plot as the page's script reads it."""

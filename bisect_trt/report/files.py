@@ -96,17 +96,11 @@ def _of_layers(result: Record) -> Iterator[tuple[str, dict[str, str]]]:
 
 @dataclass(frozen=True)
 class OwnedFolder:
-    """A folder that one command writes whole.
-
-    Attributes:
-        command: name of the command.
-        files: names of all files it writes.
-        record: the JSON file whose ``kind`` names the command.
-    """
+    """A folder that one command writes whole."""
 
     command: str
-    files: frozenset[str]
-    record: str
+    files: frozenset[str]  # names of all files it writes
+    record: str  # the JSON file whose ``kind`` names the command
 
     def check(self, folder: Path, read: Sequence[Path] = ()) -> None:
         """Refuses a folder with other files, one that cannot be written, or one of ``read``."""

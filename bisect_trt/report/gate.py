@@ -38,19 +38,12 @@ _FILES = ("--input", "--holdout", "--metric", "--augmented")
 
 @dataclass(frozen=True)
 class Project:
-    """A project file.
-
-    Attributes:
-        path: the file.
-        out: folder of all runs.
-        runs: settings of each model by name, in file order.
-        warnings: keys of older versions in the file.
-    """
+    """A project file."""
 
     path: Path
-    out: Path
-    runs: Mapping[str, Settings]
-    warnings: Sequence[str] = ()
+    out: Path  # folder of all runs
+    runs: Mapping[str, Settings]  # settings of each model by name, in file order
+    warnings: Sequence[str] = ()  # keys of older versions in the file
 
 
 def run_keys() -> dict[str, tuple[str, Option]]:
@@ -200,19 +193,12 @@ _OWNED = OwnedFolder("bisect-trt gate", frozenset({MARKDOWN, RECORD, JUNIT}), RE
 
 @dataclass(frozen=True)
 class Entry:
-    """The result of one model.
+    """The result of one model."""
 
-    Attributes:
-        name: name in the project file.
-        exit_code: of its run.
-        result: record of its run; None after an error.
-        error: one line on the error.
-    """
-
-    name: str
+    name: str  # name in the project file
     exit_code: int
-    result: Record | None = None
-    error: str = ""
+    result: Record | None = None  # record of its run; None after an error
+    error: str = ""  # one line on the error
 
     @property
     def is_refuted(self) -> bool:
@@ -235,17 +221,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Gate:
-    """The results of a project.
+    """The results of a project."""
 
-    Attributes:
-        folder: of the gate's own files.
-        entries: models that were run, in file order.
-        planned: number of models in the file.
-    """
-
-    folder: Path
-    entries: Sequence[Entry]
-    planned: int
+    folder: Path  # of the gate's own files
+    entries: Sequence[Entry]  # models that were run, in file order
+    planned: int  # number of models in the file
 
     @property
     def exit_code(self) -> int:

@@ -196,7 +196,7 @@ def _answer(result: Record) -> str:
         return f"{meets}{where}{refuted}."
     held = len(result.plan.held)
     if held and not is_lifted(result):
-        return f"{meets} with what is held in FP32 (layers: {held}){where}."
+        return f"{meets} with {counted(held, 'layer')} held in FP32{where}."
     return f"{meets} as it is{where}: nothing to pin."
 
 

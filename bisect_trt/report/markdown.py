@@ -76,6 +76,7 @@ def _detail_lines(result: Record) -> Iterator[str]:
 
 
 def _validation_table(validation: Validation) -> pd.DataFrame:
+    """A row per kind of input that was tested."""
     rows = []
     for kind in InputKind:
         tally = validation.of(kind)

@@ -40,60 +40,34 @@ class MarkingEffect:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Facts on the engine beside its outputs; None where it did not decide.
+    """Facts on the engine beside its outputs; None where it did not decide."""
 
-    Attributes:
-        fp32_is: what its FP32 turned out to be.
-        fp32_likeness_to_tf32: cosine between its FP32 errors and those of emulated TF32.
-        pins_emulated_as: precision of pins in the emulator.
-        second_emulator: its name.
-        layer_errors_from: how the layer errors were measured.
-        marked_batches: engines built for that.
-        marking_effect: how marking moved the score.
-        builds_beyond_baselines: builds after the baselines.
-        tolerance_share: share of the tolerance that the emulator was held to.
-        pins_added_by_engine: pins that only the engine needs.
-        out_of_builds: whether ``--max-builds`` ended the search.
-        reproducibility: results of repeated runs.
-    """
-
-    fp32_is: str
-    fp32_likeness_to_tf32: float
-    pins_emulated_as: str
+    fp32_is: str  # what its FP32 turned out to be
+    fp32_likeness_to_tf32: float  # cosine between its FP32 errors and those of emulated TF32
+    pins_emulated_as: str  # precision of pins in the emulator
     second_emulator: str
-    layer_errors_from: str | None = None
-    marked_batches: int | None = None
-    marking_effect: MarkingEffect | None = None
-    builds_beyond_baselines: int | None = None
-    tolerance_share: float | None = None
-    pins_added_by_engine: Sequence[str] | None = None
-    out_of_builds: bool | None = None
-    reproducibility: Reproducibility | None = None
+    layer_errors_from: str | None = None  # how the layer errors were measured
+    marked_batches: int | None = None  # engines built for that
+    marking_effect: MarkingEffect | None = None  # how marking moved the score
+    builds_beyond_baselines: int | None = None  # builds after the baselines
+    tolerance_share: float | None = None  # share of the tolerance that the emulator was held to
+    pins_added_by_engine: Sequence[str] | None = None  # pins that only the engine needs
+    out_of_builds: bool | None = None  # whether ``--max-builds`` ended the search
+    reproducibility: Reproducibility | None = None  # results of repeated runs
 
 
 @dataclass(frozen=True)
 class SearchFacts:
-    """The kind of the set of pins, and the cost of the search.
+    """The kind of the set of pins, and the cost of the search."""
 
-    Attributes:
-        regime: sparse or diffuse.
-        spread_over: number of pins.
-        blocks: pins by block, in words.
-        suspicion_auc: how well suspicion ranked the pins.
-        emulated_evaluations: sets that were emulated.
-        information_bound: least number of yes-or-no answers.
-        violations: failing sets that contain a passing set.
-        superfluous_pins_dropped: pins found unnecessary at the end.
-    """
-
-    regime: str
-    spread_over: int
-    blocks: Sequence[str]
-    suspicion_auc: float
-    emulated_evaluations: int
-    information_bound: float
-    violations: int
-    superfluous_pins_dropped: int
+    regime: str  # sparse or diffuse
+    spread_over: int  # number of pins
+    blocks: Sequence[str]  # pins by block, in words
+    suspicion_auc: float  # how well suspicion ranked the pins
+    emulated_evaluations: int  # sets that were emulated
+    information_bound: float  # least number of yes-or-no answers
+    violations: int  # failing sets that contain a passing set
+    superfluous_pins_dropped: int  # pins found unnecessary at the end
 
 
 @dataclass(frozen=True, repr=False)

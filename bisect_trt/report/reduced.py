@@ -72,12 +72,12 @@ def headline_of_cures(cures: Cures) -> str:
 
 def line_of_cure(cure: Cure) -> str:
     """A line on one cure, for the screen."""
-    seen = cure.seen
-    if seen.failure:
-        return f"{cure.name}: {seen.failure[:200]}"
-    word = "right and reproducible" if cure.works else str(seen.suspect)
+    results = cure.seen
+    if results.failure:
+        return f"{cure.name}: {results.failure[:200]}"
+    word = "right and reproducible" if cure.works else str(results.suspect)
     return (
-        f"{cure.name}: {word}; {seen.wrong} of {seen.runs} runs wrong in {seen.processes} "
+        f"{cure.name}: {word}; {results.wrong} of {results.runs} runs wrong in {results.processes} "
         f"processes, {number(cure.latency_ms)} ms, {cure.engine_bytes / 2**20:.1f} MB"
     )
 

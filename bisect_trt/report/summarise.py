@@ -114,23 +114,14 @@ class Result(Record):
 
 @dataclass(frozen=True)
 class _Answer:
-    """The plan to write.
+    """The plan to write."""
 
-    Attributes:
-        plan: itself.
-        final: its last evaluation.
-        proof: the evaluation without each pin.
-        complete: whether the search ended.
-        limit: share of the tolerance that emulators were held to.
-        ranked: whether pins were cut from a ranking.
-    """
-
-    plan: PrecisionPlan
-    final: Evaluation | None
-    proof: Mapping[str, Evaluation]
-    complete: bool
-    limit: float = 1.0
-    ranked: bool = False
+    plan: PrecisionPlan  # itself
+    final: Evaluation | None  # its last evaluation
+    proof: Mapping[str, Evaluation]  # the evaluation without each pin
+    complete: bool  # whether the search ended
+    limit: float = 1.0  # share of the tolerance that emulators were held to
+    ranked: bool = False  # whether pins were cut from a ranking
 
 
 def summarise(
@@ -200,11 +191,13 @@ def _answer_so_far(
 
 
 def _answer(state: RunState, run_statistics: RunStatistics, diagnosis: Diagnosis) -> _Answer:
+    """The answer of the last step that has one: engine, search, baselines."""
     base, held = state.problem.base, state.problem.held_pins
     if state.judgement is not None:
         judged = state.judgement
         emulated = judged.bisection.proof if judged.bisection is not None else {}
         pinned = judged.plan.pinned
+        # The engine's proof of a pin counts more than the emulator's.
         proof = {**{n: r for n, r in emulated.items() if n in pinned}, **judged.proof}
         complete = judged.passed and all(
             name in proof for name in pinned - held - judged.plan.inherited
@@ -212,6 +205,7 @@ def _answer(state: RunState, run_statistics: RunStatistics, diagnosis: Diagnosis
         ranked = judged.bisection is not None and judged.bisection.ranked
         return _Answer(judged.plan, judged.result, proof, complete, judged.limit, ranked)
     if state.bisection is not None:
+        # state.base pins in the precision that was emulated, such as TF32; the answer in FP32.
         found, plan = state.bisection, state.base.with_pins(state.bisection.pinned)
         final = run_statistics.worst_of(plan, run_statistics.emulators)
         answer = base.with_pins(found.pinned)

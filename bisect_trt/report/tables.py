@@ -298,30 +298,19 @@ def shown_pins(result: Record) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Cell:
-    """One output of one baseline under one requirement.
+    """One output of one baseline under one requirement."""
 
-    Attributes:
-        value: the metric, NaN where it is not an error of one output.
-        score: error / tolerance.
-    """
-
-    value: float
-    score: float
+    value: float  # the metric, NaN where it is not an error of one output
+    score: float  # error / tolerance
 
 
 @dataclass(frozen=True)
 class Row:
-    """A requirement on one output.
+    """A requirement on one output."""
 
-    Attributes:
-        requirement: its text.
-        output: name of the output, blank for all.
-        cells: one per baseline, None where it gave no such output.
-    """
-
-    requirement: str
-    output: str
-    cells: tuple[Cell | None, ...]
+    requirement: str  # its text
+    output: str  # name of the output, blank for all
+    cells: tuple[Cell | None, ...]  # one per baseline, None where it gave no such output
 
 
 def requirements_table(
@@ -393,6 +382,7 @@ def _of_errors(text: str, names: Sequence[str]) -> Requirement | None:
 
 
 def _cell(item: Requirement, row: object) -> Cell | None:
+    """The cell of one requirement and one row of the outputs table."""
     value = getattr(row, item.metric, None)
     if value is None:
         return None

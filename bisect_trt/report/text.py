@@ -47,6 +47,11 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def per_cent(share: float) -> str:
+    """A share such as ``95 %``."""
+    return f"{100.0 * share:.3g} %"
+
+
 def scores_in_words(table: pd.DataFrame) -> pd.DataFrame:
     """Replaces the score that stands for "a miss where none is allowed" by words."""
     shown = table
@@ -256,7 +261,7 @@ def _tested(validation: Validation) -> str:
         return sentence
     word = validation.word.value.capitalize()
     if validation.wanted < WANTED:  # --robust below the default
-        word += f" for the {100.0 * validation.wanted:.3g} % asked for"
+        word += f" for the {per_cent(validation.wanted)} asked for"
     if validation.word is ValidationVerdict.VALIDATED:
         word += ", of inputs like yours"
     return f"{word}. {sentence}"
@@ -286,7 +291,7 @@ def meaning_of(validation: Validation | None) -> str:
     """The meaning of the verdict, for all but validated."""
     if validation is None or validation.word in (None, ValidationVerdict.VALIDATED):
         return ""
-    wanted = f"{100.0 * validation.wanted:.3g} %"
+    wanted = per_cent(validation.wanted)
     if validation.word is ValidationVerdict.OVERFITTED:
         return f"Overfitted: some kind of input misses the {wanted} asked for by more than chance."
     if _beyond(validation):
