@@ -1,4 +1,4 @@
-"""The command line."""
+"""Defines the commands of the command line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from bisect_trt.version import __version__
 
 
 class NamedPath(click.Path):
-    """A path that has a name: an empty one would be the current folder."""
+    """A path that is not empty: click would take an empty one for the current folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -97,7 +97,7 @@ QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 
 
 def settings_options(command: str) -> Callable[[Command], Command]:
-    """MODEL, ``--input`` and the options of :class:`Settings` that ``command`` takes."""
+    """Adds MODEL, ``--input`` and the options of :class:`Settings` that ``command`` takes."""
 
     def decorate(function: Command) -> Command:
         return MODEL(INPUT(_with_options(function, command)))
@@ -106,43 +106,46 @@ def settings_options(command: str) -> Callable[[Command], Command]:
 
 
 def _with_options(function: Command, command: str, without: str = "") -> Command:
-    for name, its in reversed(options().items()):
-        if command in its.commands and name != without:
+    """Adds the options of ``command``, in the order of the settings' fields."""
+    for name, option in reversed(options().items()):  # click's last decorator comes first
+        if command in option.commands and name != without:
             default = Settings.__dataclass_fields__[name].default
-            text = its.help_of.get(command, its.help)
-            function = _click_option(name, its, text, default)(function)
+            text = option.help_of.get(command, option.help)
+            function = _click_option(name, option, text, default)(function)
     return function
 
 
-def _click_option(name: str, its: Option, text: str, default: Any) -> Callable[[Command], Command]:
-    """A field of the settings as click has it."""
-    if its.kind is bool:
-        return click.option(its.flag, name, is_flag=True, default=default, help=text)
+def _click_option(
+    name: str, option: Option, text: str, default: Any
+) -> Callable[[Command], Command]:
+    """The decorator that adds one option of the settings."""
+    if option.kind is bool:
+        return click.option(option.flag, name, is_flag=True, default=default, help=text)
     kind: Any = None
-    if its.choices:
-        kind = click.Choice(its.choices)
-    elif its.kind is Path:
+    if option.choices:
+        kind = click.Choice(option.choices)
+    elif option.kind is Path:
         kind = NamedPath()
-    elif its.kind is int:
-        kind = click.IntRange(min=None if its.least is None else int(its.least))
-    elif its.kind is float:
-        kind = click.FloatRange(min=its.least, max=its.most, min_open=its.above)
-    # What another default takes the place of is not shown as one.
+    elif option.kind is int:
+        kind = click.IntRange(min=None if option.least is None else int(option.least))
+    elif option.kind is float:
+        kind = click.FloatRange(min=option.least, max=option.most, min_open=option.above)
+    # A help text that names a default describes what the field's default stands for.
     shown = "default" not in text.lower() and default not in (None, ())
     return click.option(
-        its.flag,
+        option.flag,
         name,
         type=kind,
-        multiple=its.repeatable,
-        default=str(default) if its.kind is Precision else default,
+        multiple=option.repeatable,
+        default=str(default) if option.kind is Precision else default,
         show_default=shown,
-        help=f"{text} Repeatable." if its.repeatable else text,
-        metavar=its.metavar,
+        help=f"{text} Repeatable." if option.repeatable else text,
+        metavar=option.metavar,
     )
 
 
 def in_todays_words(args: Sequence[str]) -> list[str]:
-    """``args`` with today's options for those of older versions."""
+    """Replaces options of older versions in ``args`` by today's."""
     today, former = [], ""
     for arg in args:
         flag, equals, value = arg.partition("=")
@@ -159,33 +162,34 @@ def in_todays_words(args: Sequence[str]) -> list[str]:
 
 
 class InputsCommand(click.Command):
-    """A command with ``--input``, which also takes the options' former names."""
+    """A command with ``--input``, which also accepts the options of older versions."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's, with a hint where a shell made several words of a pattern."""
+        """Parses as click does, with a hint where the shell has expanded a pattern."""
         args = in_todays_words(args)
         given = [o for o in ("--input", "--holdout") if any(word.startswith(o) for word in args)]
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
+            # Subclasses, such as NoSuchOption, have other causes.
             if type(error) is click.UsageError and given and "extra argument" in error.message:
-                words = (
+                message = (
                     f"{error.message}. Each {' and each '.join(given)} is one file, folder or "
                     "pattern: put a pattern into quotes ('data/*.npz'), or the shell makes "
                     "several words of it"
                 )
-                raise click.UsageError(words, ctx) from error
+                raise click.UsageError(message, ctx) from error
             raise
 
 
-def _say_json(record: Any) -> None:
+def _print_json(record: Any) -> None:
     with output():
         click.echo(to_json(record))
 
 
-def _say(show: Callable[..., None], *found: Any) -> None:
+def _print(show: Callable[..., None], *results: Any) -> None:
     with output():
-        show(terminal.screen(), *found)
+        show(terminal.screen(), *results)
 
 
 @click.command("reduce", cls=InputsCommand)
@@ -211,9 +215,9 @@ def reduce_command(
     with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         found = reduce(settings, Precision(precision), check, made_by, observer)
     if as_json:
-        _say_json(as_record(found))
+        _print_json(as_record(found))
     elif not quiet:
-        _say(terminal.print_reduced, found, result_folder(settings, REDUCED))
+        _print(terminal.print_reduced, found, result_folder(settings, REDUCED))
     return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
 
 
@@ -239,9 +243,9 @@ def cure_command(
     with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         cures = cure(settings, Precision(precision), subgraph, observer)
     if as_json:
-        _say_json(cures_as_json(cures))
+        _print_json(cures_as_json(cures))
     elif not quiet:
-        _say(terminal.print_cures, cures, result_folder(settings, CURED))
+        _print(terminal.print_cures, cures, result_folder(settings, CURED))
     return EXIT_NOT_MET if cures.needed and cures.smallest is None else EXIT_OK
 
 
@@ -264,7 +268,7 @@ def doctor_command(as_json: bool) -> int:
 
 
 def gate_options(function: Command) -> Command:
-    """The options of ``run`` but for those that say on what and where to."""
+    """Adds the options of ``run``, except for model, inputs and folder."""
     return _with_options(function, "run", without="out")
 
 
@@ -302,7 +306,7 @@ def gate_command(
             ) as observer:
                 entry = _entry(name, settings, observer)
             gate = Gate(project.out, (*gate.entries, entry), gate.planned)
-            write_gate(gate)  # whoever interrupts has the table so far
+            write_gate(gate)  # after each model, for users who interrupt
     with output():
         if as_json:
             click.echo(to_json(gate_record(gate)))
@@ -313,13 +317,14 @@ def gate_command(
 
 
 def _entry(name: str, settings: Settings, observer: terminal.ProgressObserver) -> Entry:
+    """Runs one model of a gate."""
     try:
         result = run(settings, observer)
-    except Exception as error:  # no model's error is another's, whoever's mistake it is
+    except Exception as error:  # an error in one model must not keep others from being run
         if is_stop(error):
             raise
-        code, words = ended_by(error)
-        return Entry(name, code, error=words)
+        code, message = ended_by(error)
+        return Entry(name, code, error=message)
     return Entry(name, result.exit_code, result)
 
 
@@ -335,7 +340,7 @@ def inspect_command(model: Path, precision: str, as_json: bool) -> int:
         loaded = load_model(model)
         observer.step("inspect")
         inspection = inspect_model(loaded, Precision(precision))
-        observer.step("write")  # a table of 60,000 rows takes longer than what is in it
+        observer.step("write")  # a table of 60,000 rows takes longer than the inspection
         console = terminal.screen()
         with console.capture() as printed:
             if not as_json:
@@ -378,7 +383,7 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
     with output():
         click.echo(counted(more, "more output"))
         for name in unranked:
-            click.echo(f"left out: {name!r}, of which nothing says how many dimensions it has")
+            click.echo(f"left out: {name!r}, whose number of dimensions is unknown")
     return 0
 
 
@@ -410,7 +415,7 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
         saved.check_model(graph)
         if target is not None:
             check_target(target, loaded, plan_path)
-            target = target.resolve()  # a link stays one
+            target = target.resolve()  # writes to the target of a link and keeps the link
         observer.step("export")
         if form == "onnx":
             if target is None:
@@ -467,9 +472,9 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
     with terminal.progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
         result = run(settings, observer)
     if as_json:
-        _say_json(result.as_json())
+        _print_json(result.as_json())
     elif not quiet:
-        _say(terminal.print_verdict, result)
+        _print(terminal.print_verdict, result)
     return result.exit_code
 
 
@@ -483,9 +488,9 @@ def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
     with terminal.progress(quiet=quiet) as observer:
         result = compare(Settings(**chosen), observer)
     if as_json:
-        _say_json({**result.as_json(), "exit_code": EXIT_OK})
+        _print_json({**result.as_json(), "exit_code": EXIT_OK})
     elif not quiet:
-        _say(terminal.print_comparison, result)
+        _print(terminal.print_comparison, result)
     return EXIT_OK
 
 
@@ -510,9 +515,9 @@ def verify_command(
         verification = verify(Settings(precision=saved.searched, **chosen), saved, observer)
         write_verification(verification)
     if as_json:
-        _say_json(verification.as_json())
+        _print_json(verification.as_json())
     elif not quiet:
-        _say(terminal.print_verification, verification)
+        _print(terminal.print_verification, verification)
     return EXIT_OK if verification.passed else EXIT_NOT_MET
 
 
@@ -553,10 +558,10 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
         if out is not None:
             write_diff(found, out)
     if as_json:
-        _say_json(diff_record(found))
+        _print_json(diff_record(found))
     elif not quiet:
-        _say(terminal.print_page, as_page(found))
-    return EXIT_NOT_MET if found.worse or found.untold else EXIT_OK
+        _print(terminal.print_page, as_page(found))
+    return EXIT_NOT_MET if found.worse or found.may_be_worse else EXIT_OK
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

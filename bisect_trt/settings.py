@@ -1,4 +1,4 @@
-"""What the user asked for: every option, its default and its help."""
+"""Defines the options of all commands, with defaults and help, and their values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FORMER: Mapping[str, tuple[str, Callable[[str], str]]] = {
     "--lower": ("--keep-reduced", str),
     "--piece": ("--subgraph", str),
 }
-"""Spellings of 0.4.0 that are still read: today's option, and what the value becomes."""
+"""Options of version 0.4.0: today's name, and a function that translates the value."""
 
 
 PLANNING = frozenset({"run", "compare", "verify"})
@@ -52,68 +52,64 @@ _JUDGED = frozenset({"run", "verify"})
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is asked for: ``flag`` on the command line, ``help`` everywhere.
+    """An option of the command line and its field of :class:`Settings`."""
 
-    ``kind`` is the type of one value, bounded by ``least`` and ``most``; with ``above`` it must be
-    more than ``least``. ``help_of`` has the help of commands that differ.
-    """
-
-    flag: str
-    help: str
-    kind: type = str
-    choices: tuple[str, ...] = ()
-    repeatable: bool = False
-    metavar: str | None = None
-    least: float | None = None
-    most: float | None = None
-    above: bool = False
-    help_of: Mapping[str, str] = field(default_factory=dict)
-    commands: frozenset[str] = PLANNING
+    flag: str  # such as ``--input``
+    help: str  # one sentence
+    kind: type = str  # type of one value
+    choices: tuple[str, ...] = ()  # allowed values; empty for any
+    repeatable: bool = False  # whether it may be given several times
+    metavar: str | None = None  # placeholder in the help
+    least: float | None = None  # smallest value
+    most: float | None = None  # largest value
+    above: bool = False  # whether the value must exceed ``least``
+    help_of: Mapping[str, str] = field(default_factory=dict)  # help of commands that differ
+    commands: frozenset[str] = PLANNING  # commands that have it
 
 
 def option(default: Any, flag: str, help: str, **more: Any) -> Any:
     """A field with its :class:`Option`, repeatable if the default is an empty tuple."""
-    its = Option(flag, help, repeatable=default == (), **more)
-    return field(default=default, metadata={"option": its})
+    metadata = {"option": Option(flag, help, repeatable=default == (), **more)}
+    return field(default=default, metadata=metadata)
 
 
-def checked(its: Option, value: Any) -> Any:
-    """``value``, as a notebook or the command line gave it, in the option's own type.
+def checked(option: Option, value: Any) -> Any:
+    """Converts ``value`` to the option's type.
 
     Raises:
-        BadInputError: it is none of the option's values.
+        BadInputError: not a value of the option.
     """
-    if its.repeatable:
+    if option.repeatable:
         if isinstance(value, (str, Path, Mapping)) or callable(value):
             return (value,)
-        several = tuple(value) if isinstance(value, Iterable) else (value,)
-        if any(isinstance(v, (int, float, bytes, type(None))) for v in several):
-            raise BadInputError(f"{its.flag} {value}: not a text, or a list of texts")
-        return several
+        values = tuple(value) if isinstance(value, Iterable) else (value,)
+        if any(isinstance(v, (int, float, bytes, type(None))) for v in values):
+            raise BadInputError(f"{option.flag} {value}: not a text, or a list of texts")
+        return values
     if value is None or isinstance(value, Mapping):
         return value
-    if value == "" and its.kind is Path:
-        raise BadInputError(f"{its.flag} '': an empty path")
-    if its.choices and str(value) not in its.choices:
+    if value == "" and option.kind is Path:
+        raise BadInputError(f"{option.flag} '': an empty path")
+    if option.choices and str(value) not in option.choices:
         hint = ": that is the reference" if str(value) == "fp32" else ": unknown"
-        raise BadInputError(f"{its.flag} {value}{hint}; choose one of {', '.join(its.choices)}")
+        raise BadInputError(
+            f"{option.flag} {value}{hint}; choose one of {', '.join(option.choices)}"
+        )
     try:
-        converted = its.kind(value)
+        converted = option.kind(value)
     except (TypeError, ValueError) as error:
-        raise BadInputError(f"{its.flag} {value}: not a {its.kind.__name__}") from error
-    if its.kind is float and not math.isfinite(converted):
-        raise BadInputError(f"{its.flag} {value}: not a number that can be used")
-    if its.most is not None and converted > its.most:
-        raise BadInputError(f"{its.flag} {value}: must be at most {its.most:g}")
-    if its.least is not None:
-        if its.above and converted <= its.least:
-            raise BadInputError(f"{its.flag} {value}: must be more than {its.least:g}")
-        if converted < its.least:
-            raise BadInputError(f"{its.flag} {value}: must be at least {its.least:g}")
+        raise BadInputError(f"{option.flag} {value}: not a {option.kind.__name__}") from error
+    if option.kind is float and not math.isfinite(converted):
+        raise BadInputError(f"{option.flag} {value}: not a number that can be used")
+    if option.most is not None and converted > option.most:
+        raise BadInputError(f"{option.flag} {value}: must be at most {option.most:g}")
+    if option.least is not None:
+        if option.above and converted <= option.least:
+            raise BadInputError(f"{option.flag} {value}: must be more than {option.least:g}")
+        if converted < option.least:
+            raise BadInputError(f"{option.flag} {value}: must be at least {option.least:g}")
     return converted
 
-
-EVALUATION_TIMEOUT_S = 900.0
 
 _SHARE: dict[str, Any] = {"kind": float, "least": 0.0, "most": 0.999, "metavar": "SHARE"}
 _POSITIVE: dict[str, Any] = {"kind": float, "least": 0.0, "above": True}
@@ -122,10 +118,10 @@ _AS_FOUND = {"verify": "As for run. Default: those that the plan was found for."
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a run depends on; strings and single values are normalised.
+    """The options of a command, checked and normalised; each field's help says what it is.
 
     Raises:
-        BadInputError: a value is none of its option's, or two contradict each other.
+        BadInputError: a value is wrong, or two contradict each other.
     """
 
     model: str | Path | onnx.ModelProto
@@ -150,7 +146,7 @@ class Settings:
         commands=_EVERYWHERE,
     )
     emulate_on: str = option(
-        "cpu",  # the figures that are published were made there
+        "cpu",
         "--emulate-on",
         "Where the emulator computes.",
         choices=("cpu", "cuda"),
@@ -319,7 +315,7 @@ class Settings:
         "INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs.",
     )
     evaluation_timeout_s: float = option(
-        EVALUATION_TIMEOUT_S,
+        900.0,
         "--evaluation-timeout",
         "Seconds that an engine may take to build and run, or a worker's inference.",
         help_of={"reduce": "Seconds that an engine may take to build and run, or the check."},
@@ -377,8 +373,8 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        for name, its in options().items():
-            object.__setattr__(self, name, checked(its, getattr(self, name)))
+        for name, option in options().items():
+            object.__setattr__(self, name, checked(option, getattr(self, name)))
         if self.fitted and self.pick is not None:
             raise BadInputError(
                 f"--pick {self.pick:g}: with --robust 0 no ranking is measured to pick from; leave "
@@ -392,46 +388,46 @@ class Settings:
 
     @property
     def asked_of_given(self) -> float:
-        """The share of the given inputs that ``--allow-misses`` asks for."""
-        return round(1.0 - (self.allow_misses or 0.0), 12)
+        """The share of the given inputs that ``--allow-misses`` requires."""
+        return round(1.0 - (self.allow_misses or 0.0), 12)  # 1 - 0.9 is not 0.1 in binary
 
     @property
     def share_of_given(self) -> float:
-        """The share of the given inputs that must meet the requirement."""
+        """The share of the given inputs that must meet the requirement, by either option."""
         return self.asked_of_given if self.pick is None else self.pick
 
     @property
     def fitted(self) -> bool:
-        """Whether a set is searched for on the given inputs alone."""
+        """Whether the search uses the given inputs alone."""
         return self.robust == 0.0
 
 
 def options() -> dict[str, Option]:
-    """The options of :class:`Settings` by field name, in the order of its fields."""
+    """The options of :class:`Settings` by field name, in order."""
     return {f.name: f.metadata["option"] for f in fields(Settings) if "option" in f.metadata}
 
 
 def as_command(settings: Settings, command: str = "run") -> str:
-    """The shell command with every option that is not at its default; objects are capitals."""
+    """The shell command for ``settings``, without defaults; objects are words in capitals."""
     model = "MODEL" if isinstance(settings.model, onnx.ModelProto) else str(settings.model)
     words = ["bisect-trt", command, model]
     for source in settings.inputs:
         words += ["--input", as_word(source)]
     defaults = {f.name: f.default for f in fields(Settings)}
-    for name, its in options().items():
+    for name, option in options().items():
         value = getattr(settings, name)
-        if command not in its.commands or value == defaults[name]:
+        if command not in option.commands or value == defaults[name]:
             continue
-        if its.kind is bool:
-            words.append(its.flag)
+        if option.kind is bool:
+            words.append(option.flag)
         else:
-            several = value if its.repeatable else (value,)
-            words += [word for one in several for word in (its.flag, as_word(one))]
+            for one in value if option.repeatable else (value,):
+                words += [option.flag, as_word(one)]
     return shlex.join(words)
 
 
 def as_word(value: Any) -> str:
-    """A value as the command line names it; inputs in memory are a word in capitals."""
+    """A value on the command line; inputs in memory are a word in capitals."""
     if isinstance(value, Mapping):
         return "ARRAYS"
     if isinstance(value, Iterator):
@@ -449,7 +445,7 @@ Answer = TypeVar("Answer")
 def within_threads(
     job: Callable[Concatenate[Settings, More], Answer],
 ) -> Callable[Concatenate[Settings, More], Answer]:
-    """``job`` with thread pools no larger than ``--threads``, or than what the process may use."""
+    """Limits the thread pools of ``job`` to ``--threads``, else to the process' CPUs."""
 
     @wraps(job)
     def limited(settings: Settings, /, *rest: More.args, **named: More.kwargs) -> Answer:

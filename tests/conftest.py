@@ -34,7 +34,7 @@ settings.register_profile(
 settings.load_profile("busy")
 
 # Nor may what a command prints: here it writes no line of progress, however long it takes.
-terminal.EVERY_S = 1e6
+terminal.LOG_INTERVAL_S = 1e6
 
 HANG_S = 600.0
 """What has not ended by then hangs, on the busiest machine."""

@@ -1,4 +1,4 @@
-"""Other ways to build a model that an engine gets wrong."""
+"""Tries other ways to build a model that an engine gets wrong."""
 
 from __future__ import annotations
 
@@ -25,27 +25,22 @@ from bisect_trt.search.find import find_pins
 from bisect_trt.settings import Settings
 
 OpenTrials = Callable[[EngineOptions], EngineTrials]
-"""Opens the trials of an engine that is built and run in some way; they share one budget."""
+"""Makes the trials of engines built with given options; all share one budget."""
 
 AS_IT_IS = "as it is"
 
 
 @dataclass(frozen=True)
 class Cure:
-    """One thing tried, and whether the model is right and reproducible with it.
-
-    ``how`` is what to do, ``marks`` the tensors that become outputs, ``model`` what is then built,
-    typed; None without marks. ``latency_ms`` and ``engine_bytes`` are NaN and 0
-    where nothing could be built.
-    """
+    """One change to how the model is built, and its result."""
 
     name: str
-    how: str
-    seen: Observation
-    latency_ms: float
-    engine_bytes: int
-    marks: tuple[str, ...] = ()
-    model: onnx.ModelProto | None = None
+    how: str  # what the user must do
+    seen: Observation  # results of all runs
+    latency_ms: float  # engine latency, NaN where no engine was built
+    engine_bytes: int  # engine size, 0 where no engine was built
+    marks: tuple[str, ...] = ()  # tensors that become outputs
+    model: onnx.ModelProto | None = None  # typed model with these outputs; None without marks
 
     @property
     def works(self) -> bool:
@@ -55,24 +50,20 @@ class Cure:
 
 @dataclass(frozen=True)
 class Cures:
-    """What was ``tried`` in order, the first the model as it is.
+    """All cures tried on a model."""
 
-    ``complete`` is false where the builds were spent, or the user ended the search
-    (``interrupted``).
-    """
-
-    tried: tuple[Cure, ...]
-    complete: bool
-    interrupted: bool = False
+    tried: tuple[Cure, ...]  # in order; the first is the model as it is
+    complete: bool  # false where builds ran out or the user interrupted
+    interrupted: bool = False  # whether the user ended the search
 
     @property
     def needed(self) -> bool:
-        """Whether the model as it is needs one, or may: nothing may have been tried."""
+        """Whether the model as it is was not found right and reproducible."""
         return not (self.tried and self.tried[0].works)
 
     @property
     def smallest(self) -> Cure | None:
-        """What to ship: the fewest marks that work, else whatever works."""
+        """The working cure with the fewest marks, else the first that works."""
         works = [cure for cure in self.tried[1:] if cure.works]
         marked = [cure for cure in works if cure.marks]
         return min(marked, key=lambda c: len(c.marks)) if marked else next(iter(works), None)
@@ -82,23 +73,23 @@ class _Search:
     """Tries cures on one model, on several samples."""
 
     def __init__(
-        self, graph: Graph, samples: Sequence[Sample], opens: OpenTrials, observer: Observer
+        self, graph: Graph, samples: Sequence[Sample], open_trials: OpenTrials, observer: Observer
     ) -> None:
-        self._graph, self._opens, self._observer = graph, opens, observer
+        self._graph, self._open_trials, self._observer = graph, open_trials, observer
         self._cases = [(s, outputs_of(graph.proto, s.arrays, s.name)) for s in samples]
         self.marks_unfinished = False
 
     def run(self, suspects: Sequence[str]) -> Iterator[Cure]:
-        """Every cure in turn; those of a right model are none."""
-        first = self._tried(AS_IT_IS, "")
+        """Yields the result of every cure; only the first for a model that is right."""
+        first = self._try(AS_IT_IS, "")
         yield first
         if first.works:
             return
         for name, how, options in _options():
-            yield self._tried(name, how, options=options)
+            yield self._try(name, how, options=options)
         layers = self._graph.layers
         inner = [t for la in layers for t in la.outputs if t not in self._graph.outputs]
-        # Where one block goes wrong, those like it may: marks in it alone need not be enough.
+        # Blocks of the same kind tend to fail alike, so marks in the suspect block may not suffice.
         alike = set(nodes_alike(self._graph, suspects))
         near = [t for la in layers if la.name in alike for t in la.outputs if t in inner]
         found = self._fewest_marks(near) if near else None
@@ -107,7 +98,7 @@ class _Search:
         if found is not None:
             yield found
 
-    def _tried(
+    def _try(
         self,
         name: str,
         how: str,
@@ -115,31 +106,31 @@ class _Search:
         options: EngineOptions = AS_USUAL,
         marks: tuple[str, ...] = (),
     ) -> Cure:
-        """What one cure shows, on every sample until one is bad."""
+        """Tries one cure on every sample until one is bad."""
         proto = mark_outputs(self._graph.proto, marks) if marks else self._graph.proto
-        trials = self._opens(options)
-        whole, seen = Subgraph(frozenset(self._graph.names)), Observation()
+        trials = self._open_trials(options)
+        whole, total = Subgraph(frozenset(self._graph.names)), Observation()
         for sample, expected in self._cases:
             found = trials.look(Specimen(whole, proto, sample, expected))
-            seen = _added(seen, found)
+            total = _added(total, found)
             if found.suspect is not None:
                 break
         cure = Cure(
             name,
             how,
-            seen,
+            total,
             latency_ms=float(trials.facts.get("latency_ms", float("nan"))),
             engine_bytes=int(trials.facts.get("engine_bytes", 0)),
             marks=marks,
             model=to_typed(proto, PrecisionPlan(trials.precision)) if marks else None,
         )
-        word = "right and reproducible" if cure.works else str(seen.suspect or "not run")
+        word = "right and reproducible" if cure.works else str(total.suspect or "not run")
         self._observer.progress(trials.budget.spent, 0, f"{name}: {word}")
         return cure
 
     def _fewest_marks(self, candidates: Sequence[str]) -> Cure | None:
         """The smallest set of ``candidates`` that works as further outputs, if all of them do."""
-        known: dict[frozenset[str], Cure] = {}
+        cures: dict[frozenset[str], Cure] = {}
 
         def verdict(marks: frozenset[str]) -> Verdict:
             if not marks:
@@ -147,23 +138,24 @@ class _Search:
             names = tuple(n for n in candidates if n in marks)
             name = f"{len(names)} more output{'s' if len(names) > 1 else ''}"
             how = f"make {', '.join(map(repr, names))} outputs, which the application may ignore"
-            known[marks] = self._tried(name, how, marks=names)
-            return Verdict.PASS if known[marks].works else Verdict.FAIL
+            cures[marks] = self._try(name, how, marks=names)
+            return Verdict.PASS if cures[marks].works else Verdict.FAIL
 
+        # Marks behave as pins: fewer outputs are better, and all of them must work.
         found = find_pins(candidates, verdict)
         self.marks_unfinished = not found.complete
-        return known.get(found.pinned) if found.feasible else None
+        return cures.get(found.pinned) if found.feasible else None
 
 
 def try_cures(
     graph: Graph,
     samples: Sequence[Sample],
     suspects: Sequence[str],
-    opens: OpenTrials,
+    open_trials: OpenTrials,
     observer: Observer,
 ) -> Cures:
-    """Every cure on the whole model; tensors of ``suspects`` are marked first."""
-    search = _Search(graph, samples, opens, observer)
+    """Tries every cure on the whole model; tensors of ``suspects`` are marked first."""
+    search = _Search(graph, samples, open_trials, observer)
     tried: list[Cure] = []
     try:
         for cure in search.run(suspects):
@@ -176,7 +168,7 @@ def try_cures(
 
 
 def _options() -> Iterator[tuple[str, str, EngineOptions]]:
-    """Other ways to build and run the same model."""
+    """Yields name, instruction and options of other ways to build the model."""
     for level in (0, 1, 2, 4, 5):  # 3 is the builder's default
         how = f"config.builder_optimization_level = {level}"
         how += f" (trtexec --builderOptimizationLevel={level})"
@@ -188,7 +180,7 @@ def _options() -> Iterator[tuple[str, str, EngineOptions]]:
 
 
 def _added(one: Observation, other: Observation) -> Observation:
-    """What was seen on two samples, as many processes each."""
+    """Adds the observations of two samples, each in the same number of processes."""
     return replace(
         other,
         processes=max(one.processes, other.processes),
@@ -202,32 +194,32 @@ def _added(one: Observation, other: Observation) -> Observation:
 def cure_model(
     settings: Settings, precision: Precision, subgraph: Path | None, observer: Observer
 ) -> Cures:
-    """Every cure of the settings' model, tried on all its inputs."""
+    """Tries every cure of the settings' model on all its inputs."""
     if settings.runner not in ("auto", "tensorrt"):
         raise BadInputError(f"--runner {settings.runner}: cures are those of TensorRT's engines")
     graph, samples = model_and_samples(settings, observer)
     suspects = _nodes_of(subgraph, graph) if subgraph is not None else ()
-    # Asked before anything is tried: without a GPU each cure would seem to have failed.
+    # Raises here without a GPU; later, every cure would seem to have failed.
     fresh_engines(settings)(graph, samples).close()
     observer.step("cures")
     budget = Budget(settings.max_builds, TimeBudget(settings.budget))
 
-    def opens(options: EngineOptions) -> EngineTrials:
+    def open_trials(options: EngineOptions) -> EngineTrials:
         engines = fresh_engines(settings, options)
         return tensorrt_trials(engines, precision, budget, settings.workers)
 
-    return try_cures(graph, samples, suspects, opens, observer)
+    return try_cures(graph, samples, suspects, open_trials, observer)
 
 
 def _nodes_of(subgraph: Path, graph: Graph) -> tuple[str, ...]:
-    """The nodes of a reproducer that `bisect-trt reduce` wrote of the same model."""
-    record = subgraph / "reduce.json"
+    """The nodes of a reproducer that `bisect-trt reduce` wrote for this model."""
+    path = subgraph / "reduce.json"
     try:
-        found = json.loads(record.read_text(encoding="utf-8"))
-        nodes = tuple(str(node["name"]) for node in found["nodes"])
+        record = json.loads(path.read_text(encoding="utf-8"))
+        nodes = tuple(str(node["name"]) for node in record["nodes"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInputError(
-            f"--subgraph {subgraph}: no reproducer of `bisect-trt reduce` ({record.name} "
+            f"--subgraph {subgraph}: no reproducer of `bisect-trt reduce` ({path.name} "
             "cannot be read)"
         ) from error
     unknown = sorted(set(nodes).difference(graph.names))

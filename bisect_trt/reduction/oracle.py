@@ -1,4 +1,4 @@
-"""Says whether a subgraph is bad: by an engine's answers, or by a command's exit code."""
+"""Judges subgraphs by an engine's outputs or by a command's exit code."""
 
 from __future__ import annotations
 
@@ -42,24 +42,18 @@ INPUTS = "inputs.npz"
 EXPECTED = "expected.npz"
 
 BAD_SHARE = 0.25
-"""A subgraph that is bad in this share of processes is seen to be so with 95 % confidence."""
+"""The share of bad processes from which on a subgraph is found bad with 95 % confidence."""
 
 PROCESSES = copies_needed(1.0 - BAD_SHARE, CONFIDENCE)
+"""Fresh processes that a subgraph must be right in before it counts as right."""
 
+# Engines sum in other orders, and some in FP16, which rounding inputs and outputs does not show.
 ROUNDING_FACTOR = 10.0
-"""Engines sum in other orders, and some in FP16, which no rounding of inputs and outputs shows."""
-
-_SUM_ERROR = 32 * 2.0**-23
-"""Of the largest value: sums of thousands of FP32 terms are off by so much where terms cancel."""
-
-_BF16_TO_FP32 = 2.0**-16
-
-_FLIPPED_SHARE = 1e-2
-"""Integers and truth values that may be others: close decisions fall either way."""
+"""The allowed error, in multiples of the emulated rounding error."""
 
 
 class Suspect(StrEnum):
-    """In which way a subgraph is bad."""
+    """The ways in which a subgraph can be bad."""
 
     FAILED = "failed"
     WRONG = "wrong"
@@ -69,29 +63,22 @@ class Suspect(StrEnum):
 
 @dataclass(frozen=True)
 class Observation:
-    """What a subgraph showed, over all processes.
+    """The results of running one subgraph in several processes."""
 
-    ``runs`` are all inferences, ``wrong`` those whose error no rounding explains; ``worst`` is the
-    largest error in multiples of what is allowed. ``differing`` counts the processes that gave the
-    same input more than one answer. ``failure`` are the words of an engine that does not build or
-    run, or of a command that calls the subgraph bad (``by_command``), ``verdict`` how that ended.
-    ``allowed`` and ``breaks`` are those of :class:`Allowance`.
-    """
-
-    processes: int = 0
-    runs: int = 0
-    wrong: int = 0
-    worst: float = 0.0
-    differing: int = 0
-    failure: str = ""
-    verdict: Verdict = Verdict.PASS
-    allowed: Mapping[str, float] = field(default_factory=dict)
-    breaks: tuple[str, ...] = ()
-    by_command: bool = False
+    processes: int = 0  # fresh processes started
+    runs: int = 0  # inferences in all processes
+    wrong: int = 0  # runs with an error that rounding does not explain
+    worst: float = 0.0  # largest error, in multiples of the allowed error
+    differing: int = 0  # processes that gave one input several answers
+    failure: str = ""  # message of the engine that failed, or of the command that calls it bad
+    verdict: Verdict = Verdict.PASS  # outcome of the last process
+    allowed: Mapping[str, float] = field(default_factory=dict)  # see :class:`Allowance`
+    breaks: tuple[str, ...] = ()  # see :class:`Allowance`
+    by_command: bool = False  # whether a command judged, not an engine
 
     @property
     def suspect(self) -> Suspect | None:
-        """What it is to be blamed for; None if nothing was seen."""
+        """The way in which the subgraph is bad; None if it is not."""
         if self.failure:
             return Suspect.CHECK if self.by_command else Suspect.FAILED
         if self.differing or 0 < self.wrong < self.runs:
@@ -100,7 +87,7 @@ class Observation:
 
 
 class Budget:
-    """What is left of the engine builds, or calls of a command, and of the time."""
+    """Counts engine builds or calls of a command against a limit, and watches the time."""
 
     def __init__(self, limit: int | None, time_budget: TimeBudget | None = None) -> None:
         self._limit = limit
@@ -109,13 +96,13 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether none is left."""
+        """Whether no build or no time is left."""
         if self._time is not None and self._time.left_s <= 0.0:
             return True
         return self._limit is not None and self.spent >= self._limit
 
     def spend(self, wanted: int = 1) -> int:
-        """Take up to ``wanted``, and say how many were left; raises BudgetSpentError if none."""
+        """Takes up to ``wanted`` builds and returns how many; raises BudgetSpentError for none."""
         if self.is_spent:
             raise BudgetSpentError
         taken = wanted if self._limit is None else min(wanted, self._limit - self.spent)
@@ -125,7 +112,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Specimen:
-    """A subgraph as an FP32 model, with its inputs and its outputs on ONNX Runtime, by name."""
+    """A subgraph as an FP32 model, with its inputs and its reference outputs by name."""
 
     subgraph: Subgraph
     model: onnx.ModelProto
@@ -133,14 +120,14 @@ class Specimen:
     expected: Mapping[str, NDArray[Any]]
 
     def write(self, folder: Path) -> None:
-        """Its model, inputs and expected outputs as files."""
+        """Writes the model, the inputs and the expected outputs as files."""
         save_model(self.model, folder / MODEL)
         write_npz(folder / INPUTS, self.sample.arrays)
         write_npz(folder / EXPECTED, self.expected)
 
 
 class Specimens:
-    """The subgraphs of one model on one sample."""
+    """Cuts subgraphs out of one model, with their values on one sample."""
 
     def __init__(self, graph: Graph, sample: Sample, folder: Path) -> None:
         self._extractor = Extractor(graph)
@@ -150,17 +137,17 @@ class Specimens:
         self.whole = Subgraph(frozenset(self.nodes))
 
     def of(self, subgraph: Subgraph) -> Specimen:
-        """``subgraph`` with its inputs and what it gives.
+        """Returns ``subgraph`` with its inputs and reference outputs.
 
         Raises:
-            RunnerFailedError: ONNX Runtime cannot run it, or a tensor of its border is no array.
+            RunnerFailedError: ONNX Runtime cannot run it, or a border tensor is no array.
         """
         border = self._extractor.border(subgraph)
         inputs = self._recorded.of(border.inputs)
         values = inputs | self._recorded.of(border.constants)
         try:
             model = self._extractor.extract(subgraph, values)
-        except KeyError as error:  # a type of ONNX's that NumPy's files do not know
+        except KeyError as error:  # an ONNX type that NumPy's files do not know
             raise RunnerFailedError(f"the subgraph cannot be written ({error})") from error
         expected = outputs_of(model, inputs, self._sample.name)
         if subgraph != self.whole:
@@ -168,11 +155,11 @@ class Specimens:
         return Specimen(subgraph, model, Sample(self._sample.name, inputs), expected)
 
     def operators(self, subgraph: Subgraph) -> tuple[tuple[str, str], ...]:
-        """The kept nodes in the file's order, each with its operator."""
+        """The kept nodes in file order, each with its operator."""
         return tuple((n, self._extractor.operator(n)) for n in self.nodes if n in subgraph.kept)
 
     def bypasses(self, subgraph: Subgraph) -> list[Bypass]:
-        """Nodes of one output that can give way to an input of the same type and shape."""
+        """Ways to replace a node's only output by one of its inputs of the same type and shape."""
         found = []
         for node in (n for n in self.nodes if n in subgraph.kept):
             sources, outputs = self._extractor.tensors(node)
@@ -182,30 +169,27 @@ class Specimens:
                 values = self._recorded.of([*sources, *outputs])
             except RunnerFailedError:
                 continue
-            made = values[outputs[0]]
+            output = values[outputs[0]]
             found += [
                 Bypass(node, s)
                 for s in sources
-                if (values[s].dtype, values[s].shape) == (made.dtype, made.shape)
+                if (values[s].dtype, values[s].shape) == (output.dtype, output.shape)
             ]
         return found
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What rounding explains, by output.
+    """The error of each output that rounding explains."""
 
-    ``allowed`` is the largest error of floats, in their own units, or the share of the others that
-    may differ. ``breaks`` are outputs in which rounding alone makes NaN or infinities.
-    """
-
+    # Largest error of a float output, or the share of other values that may differ.
     allowed: Mapping[str, float]
-    breaks: frozenset[str]
+    breaks: frozenset[str]  # outputs in which rounding alone makes NaN or infinities
 
     def used(self, expected: Arrays, found: Arrays) -> float:
-        """The worst output's error in multiples of what is allowed.
+        """The worst output's error in multiples of the allowed one.
 
-        It is infinite for another shape, and for NaN or infinities that rounding does not explain.
+        It is infinite for another shape and for unexplained NaN or infinities.
         """
         worst = 0.0
         for name, allowed in self.allowed.items():
@@ -220,10 +204,11 @@ class Allowance:
 def what_rounding_explains(
     model: onnx.ModelProto, sample: Sample, expected: Arrays, precision: Precision
 ) -> Allowance:
-    """The allowance of an FP32 model that runs at ``precision``, on one sample."""
+    """Emulates an FP32 model at ``precision`` on one sample and returns its allowance."""
     roundings = [(precision, 1.0)]
-    if precision is Precision.FP32:  # BF16's error shows how the model passes errors on
-        roundings.append((Precision.BF16, _BF16_TO_FP32))
+    if precision is Precision.FP32:
+        # BF16's error shows how the model amplifies errors; FP32 has 16 more bits of mantissa.
+        roundings.append((Precision.BF16, 2.0**-16))
     allowed = {name: _always_allowed(array) for name, array in expected.items()}
     breaks = set[str]()
     runner = WholeModelRunner(Graph(model))
@@ -241,7 +226,7 @@ def what_rounding_explains(
 
 
 def _error(expected: NDArray[Any], found: NDArray[Any]) -> tuple[float, bool]:
-    """How large the error is, and whether it is more than a matter of size."""
+    """The size of the error, and whether shape or finiteness differ."""
     if expected.shape != found.shape:
         return 0.0, True
     if expected.dtype.kind != "f":
@@ -251,50 +236,52 @@ def _error(expected: NDArray[Any], found: NDArray[Any]) -> tuple[float, bool]:
 
 
 def _always_allowed(expected: NDArray[Any]) -> float:
+    """The error that is allowed even where emulation shows none."""
     if expected.dtype.kind != "f":
-        return _FLIPPED_SHARE
+        return 1e-2  # integers and booleans: close decisions fall either way
     finite = np.abs(expected[np.isfinite(expected)])
-    return ROUNDING_FACTOR * _SUM_ERROR * float(finite.max(initial=0.0))
+    # FP32 sums of thousands of terms that cancel are off by about 32 ulp of the largest value.
+    return ROUNDING_FACTOR * 32 * 2.0**-23 * float(finite.max(initial=0.0))
 
 
 class ClosableRunner(Runner, Protocol):
-    """A runner that holds a process."""
+    """A runner with a process of its own."""
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process."""
         ...
 
 
 OpenRunner = Callable[[Graph, Sequence[Sample]], ClosableRunner]
-"""Opens a runner of a model in a fresh process. One that can build and not run gives no outputs."""
+"""Opens a runner in a fresh process; a runner that only builds yields no outputs."""
 
 _Answer = Mapping[str, NDArray[Any]] | RunnerFailedError | None
 
 
 class EngineTrials:
-    """Judges subgraphs by what an engine makes of them."""
+    """Judges subgraphs by an engine's outputs."""
 
     def __init__(
         self,
-        opens: OpenRunner,
+        open_runner: OpenRunner,
         precision: Precision,
         explained: Precision,
         budget: Budget,
         workers: int = 1,
     ) -> None:
-        self._opens = opens
+        self._open_runner = open_runner
         self.precision = precision
-        self.explained = explained  # the precision whose rounding is allowed for
+        self.explained = explained  # the precision whose rounding errors are allowed
         self.budget = budget
         self.versions: Mapping[str, str] = {}
         self.facts: Mapping[str, Any] = {}
-        self.known: dict[Subgraph, Observation] = {}  # as last tried
+        self.observations: dict[Subgraph, Observation] = {}  # the last of each subgraph
         self._workers = workers
         self._whole = Observation()
         self._names = set[str]()
 
     def try_whole(self, specimen: Specimen) -> Observation:
-        """What the whole model shows, in enough processes to tell not reproducible from wrong."""
+        """Runs the whole model in enough processes to tell wrong from not reproducible."""
         nodes = specimen.model.graph.node
         self._names = {name for n in nodes for name in (n.name, *n.input, *n.output) if name}
         until = (Suspect.FAILED, Suspect.NOT_REPRODUCIBLE)
@@ -302,72 +289,69 @@ class EngineTrials:
         return self._whole
 
     def ask(self, specimen: Specimen) -> Verdict:
-        """PASS where the subgraph is bad as the whole was.
-
-        That is: it fails in the same words, or is wrong or not reproducible. Where the whole was
-        wrong each time, one process is asked.
-        """
-        seen = self.look(specimen, 1 if self._whole.suspect is Suspect.WRONG else PROCESSES)
-        if not seen.failure:
-            bad = seen.suspect is not None and self._whole.suspect is not Suspect.FAILED
+        """Returns PASS where the subgraph is bad in the same way as the whole model."""
+        # Where the whole model was wrong in every process, one process tells.
+        observed = self.look(specimen, 1 if self._whole.suspect is Suspect.WRONG else PROCESSES)
+        if not observed.failure:
+            bad = observed.suspect is not None and self._whole.suspect is not Suspect.FAILED
             return Verdict.PASS if bad else Verdict.FAIL
-        if self._whole.suspect is Suspect.FAILED and seen.verdict is self._whole.verdict:
-            words, before = (failure_words(s.failure, self._names) for s in (seen, self._whole))
-            return Verdict.PASS if words == before else seen.verdict
-        return seen.verdict
+        if self._whole.suspect is Suspect.FAILED and observed.verdict is self._whole.verdict:
+            words, before = (failure_words(s.failure, self._names) for s in (observed, self._whole))
+            return Verdict.PASS if words == before else observed.verdict
+        return observed.verdict
 
     def look(self, specimen: Specimen, processes: int = PROCESSES) -> Observation:
-        """What the model shows in all processes, or until it is bad.
+        """Runs the subgraph until it is bad, or in all processes.
 
         Raises:
-            BudgetSpentError: the builds were spent before either.
+            BudgetSpentError: the builds were spent before that.
         """
-        seen = self._observe(specimen, processes, tuple(Suspect))
-        if seen.suspect is None and seen.runs and seen.processes < processes:
-            raise BudgetSpentError  # not seen to be bad in fewer would be a smaller claim
-        return seen
+        observed = self._observe(specimen, processes, tuple(Suspect))
+        if observed.suspect is None and observed.runs and observed.processes < processes:
+            raise BudgetSpentError  # right in fewer processes would be a weaker claim
+        return observed
 
     def figures(self, specimen: Specimen) -> Observation:
-        """What the subgraph shows in all processes, or in as many as the budget allows."""
+        """Runs the subgraph in all processes that the budget allows."""
         return self._observe(specimen, PROCESSES, (Suspect.FAILED,))
 
     def _observe(
         self, specimen: Specimen, processes: int, until: Collection[Suspect]
     ) -> Observation:
-        """What fresh processes show, until one of the suspects is seen."""
+        """Runs fresh processes until one of the suspects in ``until`` is found."""
         if self.budget.is_spent:
             raise BudgetSpentError
         allowance = what_rounding_explains(
             specimen.model, specimen.sample, specimen.expected, self.explained
         )
-        seen = Observation(allowed=allowance.allowed, breaks=tuple(sorted(allowance.breaks)))
+        observed = Observation(allowed=allowance.allowed, breaks=tuple(sorted(allowance.breaks)))
         for answer in self._answers(specimen, processes):
-            seen = replace(seen, processes=seen.processes + 1)
+            observed = replace(observed, processes=observed.processes + 1)
             if isinstance(answer, RunnerFailedError):
                 words = one_line(answer, 1000)
-                seen = replace(seen, verdict=answer.verdict, failure=words)
+                observed = replace(observed, verdict=answer.verdict, failure=words)
             elif answer is not None:
-                seen = _with_runs(seen, answer, allowance, specimen.expected)
-            if answer is None or seen.suspect in until:
+                observed = _with_runs(observed, answer, allowance, specimen.expected)
+            if answer is None or observed.suspect in until:
                 break
-        self.known[specimen.subgraph] = seen
-        return seen
+        self.observations[specimen.subgraph] = observed
+        return observed
 
     def _answers(self, specimen: Specimen, processes: int) -> Iterator[_Answer]:
-        """Fresh processes' answers, as many at a time as there are workers, while builds last."""
+        """Yields the answers of fresh processes, one per worker at a time, while builds last."""
         graph, done = Graph(specimen.model), 0
         while done < processes and not (done and self.budget.is_spent):
             count = self.budget.spend(min(self._workers, processes - done))
             with ThreadPoolExecutor(count) as pool:
-                asked = [pool.submit(self._answer, graph, specimen.sample) for _ in range(count)]
-            yield from (answer.result() for answer in asked)
+                futures = [pool.submit(self._answer, graph, specimen.sample) for _ in range(count)]
+            yield from (future.result() for future in futures)
             done += count
 
     def _answer(self, graph: Graph, sample: Sample) -> _Answer:
-        """A fresh process' outputs; None from a runner that only builds."""
+        """The outputs of one fresh process; None from a runner that only builds."""
         plan = PrecisionPlan(self.precision)
         try:
-            with closing(self._opens(graph, [sample])) as runner:
+            with closing(self._open_runner(graph, [sample])) as runner:
                 self.versions = dict(runner.versions)
                 outputs = next(iter(runner.outputs(plan, [sample])), None)
                 self.facts = dict(runner.facts(plan))
@@ -377,22 +361,22 @@ class EngineTrials:
 
 
 def _with_runs(
-    seen: Observation,
+    before: Observation,
     answer: Mapping[str, NDArray[Any]],
     allowance: Allowance,
     expected: Mapping[str, NDArray[Any]],
 ) -> Observation:
-    """``seen`` and the runs of one more process."""
+    """Adds the runs of one more process to an observation."""
     others = answer.others if isinstance(answer, Repeated) else ()
     runs = answer.runs if isinstance(answer, Repeated) else 1
     counted = [(answer, runs - sum(count for _, count in others)), *others]
     used = [(allowance.used(expected, found), count) for found, count in counted]
     return replace(
-        seen,
-        runs=seen.runs + runs,
-        wrong=seen.wrong + sum(count for share, count in used if share > 1.0),
-        worst=max(seen.worst, *(share for share, _ in used)),
-        differing=seen.differing + bool(others),
+        before,
+        runs=before.runs + runs,
+        wrong=before.wrong + sum(count for share, count in used if share > 1.0),
+        worst=max(before.worst, *(share for share, _ in used)),
+        differing=before.differing + bool(others),
     )
 
 
@@ -400,20 +384,14 @@ _LISTS = re.compile(r"\[[^\]]*\]|\{[^}]*\}|'[^']*'|\"[^\"]*\"")
 
 
 def failure_words(failure: str, names: Collection[str]) -> str:
-    """A failure's words without numbers, lists and the model's own names.
-
-    A subgraph that fails for another reason is not bad in the same way.
-    """
+    """A failure's words without numbers, lists and the model's own names, to compare causes."""
     words = [word.strip("()[]{},.:;'\"") for word in _LISTS.sub(" ", failure).split()]
     kept = [w for w in words if w not in names and w.rpartition("_")[0] not in names]
     return re.sub(r"\d+", "#", " ".join(kept))
 
 
 class CheckTrials:
-    """Judges subgraphs by the exit code of a command.
-
-    0 means fine, 1 still bad; anything else, or a signal, that the subgraph cannot be judged.
-    """
+    """Judges subgraphs by the exit code of a command: 0 fine, 1 bad, others not judged."""
 
     def __init__(self, command: str, timeout_s: float, budget: Budget) -> None:
         try:
@@ -429,46 +407,46 @@ class CheckTrials:
         self.budget = budget
         self.precision = self.explained = Precision.FP32
         self.versions: Mapping[str, str] = {}
-        self.known: dict[Subgraph, Observation] = {}
+        self.observations: dict[Subgraph, Observation] = {}
 
     def try_whole(self, specimen: Specimen) -> Observation:
-        """What the command says of the whole model, which it has to be able to judge."""
-        seen = self._call(specimen)
-        if seen.verdict is Verdict.UNSURE:
+        """Runs the command on the whole model, which it must be able to judge."""
+        observed = self._call(specimen)
+        if observed.verdict is Verdict.UNSURE:
             raise BadInputError(
-                f"--check {self._command!r}: {seen.failure} for the whole model, which says "
+                f"--check {self._command!r}: {observed.failure} for the whole model, which says "
                 "nothing of it (0 means fine, 1 still bad)"
             )
-        return seen
+        return observed
 
     def ask(self, specimen: Specimen) -> Verdict:
-        """PASS where the command calls the subgraph bad, UNSURE where it does not judge it."""
-        seen = self._call(specimen)
-        if seen.verdict is Verdict.UNSURE:
+        """Returns PASS where the command calls the subgraph bad, UNSURE where it cannot judge."""
+        observed = self._call(specimen)
+        if observed.verdict is Verdict.UNSURE:
             return Verdict.UNSURE
-        return Verdict.PASS if seen.failure else Verdict.FAIL
+        return Verdict.PASS if observed.failure else Verdict.FAIL
 
     def figures(self, specimen: Specimen) -> Observation:
-        """What the command said when it called the subgraph bad."""
-        return self.known[specimen.subgraph]
+        """The observation of the command's last call on the subgraph."""
+        return self.observations[specimen.subgraph]
 
     def _call(self, specimen: Specimen) -> Observation:
         self.budget.spend()
-        with scratch("check") as made:
-            folder = Path(made)
+        with scratch("check") as name:
+            folder = Path(name)
             specimen.write(folder)
             with (folder / "output.txt").open("w+b") as log:
                 code = self._exit_code(folder, log)
-                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))  # a command may print gigabytes
                 lines = log.read().decode(errors="replace").strip().splitlines()
-        seen = Observation(1, by_command=True)
+        observed = Observation(1, by_command=True)
         if code != 0:
-            said = f": {lines[-1]}" if lines else ""
+            last_line = f": {lines[-1]}" if lines else ""
             ended = f"exit code {code}" if code > 0 else f"signal {-code}"
             verdict = Verdict.FAIL if code == 1 else Verdict.UNSURE
-            seen = replace(seen, failure=one_line(f"{ended}{said}"), verdict=verdict)
-        self.known[specimen.subgraph] = seen
-        return seen
+            observed = replace(observed, failure=one_line(f"{ended}{last_line}"), verdict=verdict)
+        self.observations[specimen.subgraph] = observed
+        return observed
 
     def _exit_code(self, folder: Path, log: IO[bytes]) -> int:
         words = self._words
@@ -481,7 +459,7 @@ class CheckTrials:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is ours to handle
+                start_new_session=True,  # Ctrl-C must not reach the command directly
             )
         except OSError as error:
             raise BadInputError(
@@ -503,4 +481,4 @@ class CheckTrials:
 
 
 Trials = EngineTrials | CheckTrials
-"""What says of a subgraph whether it is bad."""
+"""A judge of subgraphs."""

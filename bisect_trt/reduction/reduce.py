@@ -1,4 +1,4 @@
-"""Finds the smallest subgraph that is bad by itself, for a user or at the end of a run."""
+"""Finds the smallest subgraph that an engine gets wrong by itself."""
 
 from __future__ import annotations
 
@@ -52,63 +52,51 @@ from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.memory_need import check_need, need_of, need_of_samples
 
-RUNS_PER_PROCESS = 20
-
-RUN_BUDGET_BUILDS = 60
+# A run has its answer by then, and an engine of thousands of layers takes minutes to build.
 RUN_BUDGET_S = 30.0
-"""What a run spends on the subgraph at most, but for the build in work: its answer is there
-already, and an engine of thousands of layers takes minutes to build."""
+"""Seconds that ``run`` spends on reducing; a build that has begun is finished."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the search: how many subgraphs it tried, and how many nodes were left."""
+    """One step of the search."""
 
     what: str
-    tried: int
-    left: int
+    tried: int  # subgraphs tried
+    left: int  # nodes left after it
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """The smallest subgraph that was seen to be bad, and what it showed.
+    """The smallest subgraph found bad, and its results."""
 
-    ``explained`` is the precision whose rounding was allowed for. ``model`` is what the engine was
-    given, typed at ``precision``; ``sample`` its inputs, by name, and ``expected`` its outputs in
-    FP32 on ONNX Runtime. ``nodes`` are the kept ones with their operators, ``bypassed`` those whose
-    input is read in place of their output, ``of`` the number in the whole model. ``complete`` says
-    that no node can be left out, ``interrupted`` that the user ended the search, ``always`` that no
-    subgraph tried was ever fine.
-    """
-
-    suspect: Suspect
-    precision: Precision
-    explained: Precision
-    model: ModelProto
-    sample: Sample
-    expected: Mapping[str, NDArray[Any]]
-    nodes: tuple[tuple[str, str], ...]
-    bypassed: tuple[str, ...]
-    of: int
-    whole: Observation
-    seen: Observation
+    suspect: Suspect  # in which way it is bad
+    precision: Precision  # the engine's precision
+    explained: Precision  # precision whose rounding errors were allowed
+    model: ModelProto  # typed model given to the engine
+    sample: Sample  # inputs by name
+    expected: Mapping[str, NDArray[Any]]  # FP32 outputs on ONNX Runtime
+    nodes: tuple[tuple[str, str], ...]  # kept nodes with their operators
+    bypassed: tuple[str, ...]  # nodes whose input is read in place of their output
+    of: int  # number of nodes in the whole model
+    whole: Observation  # results of the whole model
+    seen: Observation  # results of the subgraph
     steps: tuple[Step, ...]
-    complete: bool
-    always: bool
-    builds: int
+    complete: bool  # whether no further node can be left out
+    always: bool  # whether no tried subgraph was ever fine
+    builds: int  # engine builds, or calls of the check
     seconds: float
-    interrupted: bool = False
-    versions: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False  # whether the user ended the search
+    versions: Mapping[str, str] = field(default_factory=dict)  # versions of the engine
 
 
 def reduce_subgraph(
     graph: Graph, sample: Sample, trials: Trials, observer: Observer
 ) -> Reduced | Observation:
-    """The smallest bad subgraph on ``sample``; what the whole shows where it is not bad.
+    """Finds the smallest bad subgraph on ``sample``; returns the whole model's results if good.
 
     Raises:
-        BadInputError: ONNX Runtime cannot run the model on the sample, or the budget does not allow
-            for trying the whole.
+        BadInputError: ONNX Runtime cannot run the model, or the budget is spent before.
     """
     began = time.perf_counter()
     with scratch("recorded") as folder:
@@ -123,10 +111,10 @@ def reduce_subgraph(
         def ask(subgraph: Subgraph) -> Verdict:
             nonlocal tried
             if subgraph == specimens.whole:
-                return Verdict.PASS  # seen already
+                return Verdict.PASS  # it was tried above
             try:
                 verdict = trials.ask(specimens.of(subgraph))
-            except (RunnerFailedError, MachineError):  # it cannot be made, or nothing is concluded
+            except (RunnerFailedError, MachineError):  # this subgraph cannot be cut out or run
                 return Verdict.UNSURE
             tried += 1
             word = {Verdict.PASS: "still bad", Verdict.FAIL: "not bad"}.get(verdict, verdict)
@@ -135,11 +123,11 @@ def reduce_subgraph(
 
         found = reduce(specimens.nodes, ask, specimens.bypasses)
         subgraph = found.subgraph or specimens.whole
-        specimen, seen = specimens.of(subgraph), trials.known[subgraph]
+        specimen, seen = specimens.of(subgraph), trials.observations[subgraph]
         interrupted = found.interrupted
         if not interrupted:
             observer.step("the subgraph")
-            try:  # whatever ends this, the subgraph is found
+            try:  # the subgraph is found; an error here only costs its figures
                 with suppress(BudgetSpentError, MachineError):
                     seen = trials.figures(specimen)
             except KeyboardInterrupt:
@@ -167,6 +155,7 @@ def reduce_subgraph(
 
 
 def _try_whole(specimens: Specimens, trials: Trials, sample: Sample) -> Observation:
+    """Tries the whole model, with errors in the user's terms."""
     try:
         return trials.try_whole(specimens.of(specimens.whole))
     except RunnerFailedError as error:
@@ -179,6 +168,7 @@ def _try_whole(specimens: Specimens, trials: Trials, sample: Sample) -> Observat
 
 
 def _steps(found: Reduction) -> tuple[Step, ...]:
+    """Groups the evaluations by step, each with the smallest bad size so far."""
     steps: list[Step] = []
     bad_sizes: list[int] = []
     for name, evaluations in groupby(found.evaluations, lambda evaluation: evaluation.step):
@@ -191,10 +181,7 @@ def _steps(found: Reduction) -> tuple[Step, ...]:
 def reduce_model(
     settings: Settings, precision: Precision, check: str | None, observer: Observer
 ) -> Reduced | Observation:
-    """The smallest bad subgraph on the first input on which the whole model is bad.
-
-    Where it is bad on no input, what the whole showed on the last one.
-    """
+    """Reduces on the first input on which the model is bad; else returns the last results."""
     sweep(Path(gettempdir()))  # recorded tensors of a run that was killed
     graph, samples = model_and_samples(settings, observer)
     budget = Budget(settings.max_builds, TimeBudget(settings.budget))
@@ -212,7 +199,7 @@ def reduce_model(
         found = reduce_subgraph(graph, sample, trials, observer)
         if isinstance(found, Reduced):
             return found
-    assert isinstance(found, Observation)  # there is a sample
+    assert isinstance(found, Observation)  # load_samples returns at least one
     if check is None and not found.runs:
         raise RunnerUnavailableError(
             "the model builds; whether its engine is wrong or not reproducible can only be "
@@ -222,7 +209,7 @@ def reduce_model(
 
 
 def model_and_samples(settings: Settings, observer: Observer) -> tuple[Graph, list[Sample]]:
-    """The model and inputs that the settings name."""
+    """Loads the model and inputs that the settings name, if they fit into memory."""
     observer.step("load")
     model = load_model(settings.model)
     specs, graph = input_specs(model.proto), Graph(model.proto)
@@ -235,7 +222,7 @@ def model_and_samples(settings: Settings, observer: Observer) -> tuple[Graph, li
 
 
 def result_folder(settings: Settings, what: str) -> Path:
-    """Where the result goes: as asked for, else ``reports/MODEL-WHAT``."""
+    """The folder of ``--out``, else ``reports/MODEL-WHAT``."""
     if settings.out is not None:
         return settings.out
     model = settings.model
@@ -244,7 +231,7 @@ def result_folder(settings: Settings, what: str) -> Path:
 
 
 def files_read(settings: Settings) -> list[Path]:
-    """The files that the settings name as model and inputs."""
+    """The files of the model and the inputs."""
     named = (settings.model, *settings.inputs)
     return [Path(source) for source in named if isinstance(source, (str, Path))]
 
@@ -256,7 +243,7 @@ def engine_trials(
     samples: Sequence[Sample],
     budget: Budget,
 ) -> EngineTrials:
-    """Judges subgraphs by the settings' engine; only builds where no GPU is there to run it.
+    """Makes the judge by the settings' engine, which only builds where there is no GPU.
 
     Raises:
         BadInputError: the settings name no engine.
@@ -273,33 +260,36 @@ def engine_trials(
             return OrtCudaRunner(graph, timeout_s=settings.evaluation_timeout_s)
 
         return EngineTrials(open_cuda, precision, precision, budget, settings.workers)
-    opens = fresh_engines(settings)
+    open_runner = fresh_engines(settings)
     try:
-        opens(graph, samples).close()
+        open_runner(graph, samples).close()
     except RunnerUnavailableError:
         module = installed_module(settings.trt_module)
-        if module != "tensorrt_rtx":  # the one that builds without a GPU
+        if module != "tensorrt_rtx":  # only TensorRT RTX builds without a GPU
             raise
-        opens = partial(BuildOnlyRunner, module=module, timeout_s=settings.evaluation_timeout_s)
-    return tensorrt_trials(opens, precision, budget, settings.workers)
+        open_runner = partial(
+            BuildOnlyRunner, module=module, timeout_s=settings.evaluation_timeout_s
+        )
+    return tensorrt_trials(open_runner, precision, budget, settings.workers)
 
 
 def tensorrt_trials(
-    opens: OpenRunner, precision: Precision, budget: Budget, workers: int
+    open_runner: OpenRunner, precision: Precision, budget: Budget, workers: int
 ) -> EngineTrials:
-    """Judges by TensorRT, which may ignore a cleared TF32 flag: TF32's error is no kernel's bug."""
+    """Makes the judge by TensorRT."""
+    # TensorRT may ignore a cleared TF32 flag, so an FP32 engine is allowed TF32's errors.
     explained = Precision.TF32 if precision is Precision.FP32 else precision
-    return EngineTrials(opens, precision, explained, budget, workers)
+    return EngineTrials(open_runner, precision, explained, budget, workers)
 
 
 def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> OpenRunner:
-    """TensorRT in a process of its own each time, which runs each sample many times."""
+    """Returns a function that open_runner TensorRT in a fresh process and repeats each sample."""
 
     def hire(target: str, arguments: Mapping[str, Any]) -> WorkerPool:
-        # A crash is an engine's answer only if it repeats.
+        # The pool tries again after a crash: only a repeated crash counts as the engine's answer.
         return WorkerPool([IsolatedWorker(target, arguments)])
 
-    def opens(graph: Graph, samples: Sequence[Sample]) -> TensorRTRunner:
+    def open_runner(graph: Graph, samples: Sequence[Sample]) -> TensorRTRunner:
         return TensorRTRunner(
             graph,
             samples,
@@ -307,19 +297,16 @@ def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> Open
             timeout_s=settings.evaluation_timeout_s,
             weak=settings.typing == "weak",
             options=options,
-            repeats=RUNS_PER_PROCESS,
+            repeats=20,
             hire=hire,
         )
 
-    return opens
+    return open_runner
 
 
-def subgraph_to_blame(known: RunState, context: Context) -> Reduced | Observation | None:
-    """The smallest bad subgraph, within the builds and the time that a run may spend on it.
-
-    What the whole shows where it was not seen to be bad again; None where no engine is to blame.
-    """
-    diagnosis, engine, settings = known.diagnosis, known.engine, known.problem.settings
+def subgraph_to_blame(state: RunState, context: Context) -> Reduced | Observation | None:
+    """Reduces for ``run`` where the engine is to blame, within a budget; None elsewhere."""
+    diagnosis, engine, settings = state.diagnosis, state.engine, state.problem.settings
     blamed = diagnosis is not None and diagnosis.cause in (
         Cause.NOT_REPRODUCIBLE,
         Cause.NOT_PRECISION,
@@ -328,18 +315,19 @@ def subgraph_to_blame(known: RunState, context: Context) -> Reduced | Observatio
     if not blamed or engine is None or not isinstance(context.opened, Restartable):
         return None
     time_budget = TimeBudget(min(RUN_BUDGET_S, context.time.left_s) / 60.0)
-    time_budget.search_ended()
-    builds = settings.max_builds if settings.max_builds is not None else RUN_BUDGET_BUILDS
+    time_budget.search_ended()  # nothing of it is set aside for tests
+    builds = settings.max_builds if settings.max_builds is not None else 60
     budget = Budget(builds, time_budget)
     if budget.is_spent:
         return None
-    graph, samples = known.problem.graph, known.problem.samples
+    graph, samples = state.problem.graph, state.problem.samples
     precision = settings.precision if engine.fp32.verdict.passed else Precision.FP32
-    seen = known.reproducibility or engine.reproducibility
-    named = [sample for sample in samples if seen is not None and sample.name == seen.sample]
+    # The sample on which the engine was found not reproducible, if any.
+    last = state.reproducibility or engine.reproducibility
+    named = [sample for sample in samples if last is not None and sample.name == last.sample]
     sample = named[0] if named else samples[0]
     trials = engine_trials(settings, precision, graph, [sample], budget)
     try:
         return reduce_subgraph(graph, sample, trials, context.observer)
-    except (BadInputError, MachineError):  # no time or memory to try the whole: the answer stands
+    except (BadInputError, MachineError):  # no time or memory: the run's answer stands without
         return None

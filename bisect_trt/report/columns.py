@@ -1,4 +1,4 @@
-"""The columns of every CSV file, and how the files are written and read."""
+"""Defines the columns of every CSV file; writes and reads the files."""
 
 from __future__ import annotations
 
@@ -19,29 +19,25 @@ TEXT, NUMBER, COUNT, FLAG = "text", "number", "count", "flag"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of ``kind`` text, number (a float), count (a whole number) or flag.
+    """A column of a CSV file."""
 
-    One that is not ``always`` known may be blank. A name that ends in ``*`` stands for a column a
-    runner.
-    """
-
-    name: str
-    kind: str
-    meaning: str
-    always: bool = False
+    name: str  # header; one that ends in ``*`` stands for a column per runner
+    kind: str  # text, number (float), count (integer) or flag
+    meaning: str  # what the value is, with its unit
+    always: bool = False  # whether cells are never blank
 
     def covers(self, name: str) -> bool:
-        """Whether the column ``name`` is this one, or one of these."""
+        """Whether ``name`` is this column, or one of the runners' columns."""
         return name == self.name or (self.name[-1] == "*" and name.startswith(self.name[:-1]))
 
 
 def names_in(text: str) -> list[str]:
-    """The names of columns in ``text``, between blanks."""
+    """Splits the names of columns in ``text`` at blanks."""
     return text.split()
 
 
 def _tables() -> dict[str, tuple[Column, ...]]:
-    """The columns of each table, in their order."""
+    """Reads the columns of each table, in their order."""
     text = (files("bisect_trt.report") / "schema" / "columns.csv").read_text(encoding="utf-8")
     found: dict[str, tuple[Column, ...]] = {}
     for row in csv.DictReader(io.StringIO(text)):
@@ -57,7 +53,7 @@ REQUIREMENTS = TABLES.pop("by_requirement")
 LAYERS = TABLES["layers"]
 PINS = TABLES["pins"]
 
-FRAMES = {("cost" if name == "engines" else name): its for name, its in TABLES.items()}
+FRAMES = {("cost" if name == "engines" else name): columns for name, columns in TABLES.items()}
 FRAMES["by_requirement"] = REQUIREMENTS
 """The columns of the tables of ``Result``, by their names there."""
 
@@ -72,16 +68,16 @@ def as_page() -> str:
         "exactly; `inf` and `-inf` are infinities, a blank cell is unknown, flags are `True` and",
         "`False`. Text that a spreadsheet would take for a formula begins with `'`, and so does",
         "text that begins with `'` itself; control characters are spelled out.",
-        "A score of 1e9 is a miss where none is allowed, as of a decision that changed; no other",
-        "finite score is so large: 9.99e8 stands for all that are larger.",
+        "A score of 1e9 is a miss where none is allowed, such as a changed decision; other finite",
+        "scores are at most 9.99e8.",
         "Columns keep their order and names; new ones come at the end.",
         "",
         "In a notebook the tables of `Result` are pandas DataFrames of the same columns, without",
-        "those that the run knows nothing of: `result.layers` is layers.csv and so on,",
+        "columns without values: `result.layers` is layers.csv and so on,",
         "`result.cost` is engines.csv, and `result.by_requirement` is in run.json.",
     ]
     titles = {
-        **{f"{name}.csv": its for name, its in TABLES.items()},
+        **{f"{name}.csv": columns for name, columns in TABLES.items()},
         "by_requirement": REQUIREMENTS,
     }
     for title, columns in titles.items():
@@ -91,7 +87,7 @@ def as_page() -> str:
 
 
 def to_csv(table: pd.DataFrame, columns: Sequence[Column]) -> str:
-    """``table`` with all of ``columns`` in their order, then others of its own."""
+    """Writes ``table`` with all of ``columns`` in their order, then its other columns."""
     shown: list[tuple[str, str]] = []
     for column in columns:
         own = [str(c) for c in table.columns if column.covers(str(c))]
@@ -104,33 +100,32 @@ def to_csv(table: pd.DataFrame, columns: Sequence[Column]) -> str:
     blank = [None] * len(table)
     values = [table[n].to_list() if n in table else blank for n, _ in shown]
     for row in zip(*values, strict=True):
-        write([_written(v, kind) for v, (_, kind) in zip(row, shown, strict=True)])
+        write([_cell_of(v, kind) for v, (_, kind) in zip(row, shown, strict=True)])
     return text.getvalue()
 
 
 def from_csv(text: str, columns: Sequence[Column]) -> pd.DataFrame:
-    """What :func:`to_csv` wrote; ValueError where it is damaged."""
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # names may be of any length
+    """Reads what :func:`to_csv` wrote; raises ValueError where it is damaged."""
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # names may exceed 128 kB
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:  # torn inside quotes
         raise ValueError(str(error)) from error
     if not rows:
         return pd.DataFrame()
+    if any(len(row) != len(rows[0]) for row in rows):
+        raise ValueError("a row has other cells than the header")
     found: dict[str, Any] = {}
     for place, name in enumerate(uncell(n) for n in rows[0]):
         column = next((c for c in columns if c.covers(name)), Column(name, TEXT, ""))
-        cells = [row[place] if len(row) == len(rows[0]) else _torn() for row in rows[1:]]
+        cells = [row[place] for row in rows[1:]]
         if column.always or any(cells):
-            found[name] = _read(cells, column.kind)
+            found[name] = _values_of(cells, column.kind)
     return pd.DataFrame(found)
 
 
-def _torn() -> str:
-    raise ValueError("a row has other cells than the header")
-
-
-def _written(value: Any, kind: str) -> str:
+def _cell_of(value: Any, kind: str) -> str:
+    """A value as a cell; ``repr`` of a float reads back exactly."""
     if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, str):
@@ -142,11 +137,12 @@ def _written(value: Any, kind: str) -> str:
     return str(value)
 
 
-def _read(cells: Sequence[str], kind: str) -> list[Any]:
+def _values_of(cells: Sequence[str], kind: str) -> list[Any]:
     if kind == TEXT:
         return [uncell(c) for c in cells]
     if kind == FLAG:
         return [{"True": True, "False": False, "": math.nan}[c] for c in cells]
+    # NumPy's integers have no NaN, so a count with blank cells is read as floats.
     whole = kind == COUNT and all(cells)
     return [int(c) if whole else float(c or "nan") for c in cells]
 

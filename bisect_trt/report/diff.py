@@ -17,19 +17,17 @@ from bisect_trt.base.outcomes import InputKind, Tally, ValidationVerdict, at_lea
 from bisect_trt.report.files import OwnedFolder, to_json
 from bisect_trt.report.markdown import Page, Section, page_as_markdown
 from bisect_trt.report.record import Record
+from bisect_trt.report.text import per_cent
 
 _MEASURES = ("engine_rel_range", "rel_range")
-"""The layer errors that can be compared, the engine's first."""
-
-SAME_ERROR_FACTOR = 1.5
-"""Errors that differ by less are the same: other inputs of a kind move them by as much."""
+"""Columns of layer errors that can be compared, the engine's first."""
 
 _NOT_ASKED = "not asked"
 
 _BOUND = re.compile(r"=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?=,|@|$)")
-"""Of a requirement: the numbers, not those in an output's name."""
+"""Matches the bounds in a requirement, but no number in an output's name."""
 
-_RANKS = (
+_FROM_WORST = (
     None,
     ValidationVerdict.OVERFITTED,
     ValidationVerdict.INCONCLUSIVE,
@@ -39,28 +37,22 @@ _RANKS = (
 
 @dataclass(frozen=True)
 class RunDiff:
-    """What changed from one run to another.
-
-    ``worse`` says why the second must not be released. ``unasked`` says which requirement only one
-    run has, and what the second asked less of; ``untold`` is true where that leaves open whether
-    the second is worse. ``layers`` are those whose error in column ``measure`` changed, of
-    ``matched`` layers in both; ``unmatched`` layers are in one of the two.
-    """
+    """The changes from one run to another."""
 
     before: Record
     after: Record
-    worse: tuple[str, ...]
-    unasked: tuple[str, ...]
-    untold: bool
-    requirements: pd.DataFrame
-    validation: pd.DataFrame
-    pins: pd.DataFrame
-    layers: pd.DataFrame
-    matched: int
-    measure: str
-    unmatched_before: tuple[str, ...]
-    unmatched_after: tuple[str, ...]
-    changed: pd.DataFrame
+    worse: tuple[str, ...]  # reasons not to release the second run
+    not_compared: tuple[str, ...]  # requirements of one run only, and shares that were lowered
+    may_be_worse: bool  # whether ``not_compared`` leaves open if the second run is worse
+    requirements: pd.DataFrame  # each requirement in both runs
+    validation: pd.DataFrame  # each kind of input in both runs
+    pins: pd.DataFrame  # gained and lost
+    layers: pd.DataFrame  # layers whose error changed
+    matched: int  # number of layers in both runs
+    measure: str  # column of the layer errors compared
+    unmatched_before: tuple[str, ...]  # layers of the first run only
+    unmatched_after: tuple[str, ...]  # layers of the second run only
+    changed: pd.DataFrame  # other differences, such as versions
 
     @property
     def gained(self) -> list[str]:
@@ -74,14 +66,14 @@ class RunDiff:
 
 
 def diff_runs(before: Record, after: Record) -> RunDiff:
-    """What changed from one run to the other.
+    """Compares two runs of one model.
 
     Raises:
-        BadInputError: hardly a layer is in both, so that they are not of one model.
+        BadInputError: fewer than a tenth of the layers are in both runs.
     """
     first, second = (dict.fromkeys(map(str, r.layers["layer"])) for r in (before, after))
     both, fewer = len(first.keys() & second.keys()), min(len(first), len(second))
-    if both < 0.1 * fewer or not both:  # another model
+    if both < 0.1 * fewer or not both:  # runs of two models
         raise BadInputError(
             f"cannot be compared: of {fewer} layers {both} in both {before.folder} and "
             f"{after.folder}; give two runs of one model"
@@ -89,15 +81,15 @@ def diff_runs(before: Record, after: Record) -> RunDiff:
     measure = next((m for m in _MEASURES if m in before.layers and m in after.layers), "")
     requirements = _requirements(before, after)
     eased = tuple(_eased(before, after))
-    # Whether the first asked what the second did not, or the second misses what is new in it.
+    # Open: a requirement that the second run dropped, or a new one that it misses.
     new = (requirements["before"] == _NOT_ASKED) & (requirements["after"] != "met")
-    untold = bool(((requirements["after"] == _NOT_ASKED) | new).any())
+    may_be_worse = bool(((requirements["after"] == _NOT_ASKED) | new).any())
     return RunDiff(
         before,
         after,
         worse=tuple(_worse(before, after, requirements)),
-        unasked=(*_unasked(before, after, requirements), *eased),
-        untold=bool(eased) or untold,
+        not_compared=(*_in_one_run(before, after, requirements), *eased),
+        may_be_worse=bool(eased) or may_be_worse,
         requirements=requirements,
         validation=_validation(before, after),
         pins=_pins(before, after),
@@ -111,7 +103,7 @@ def diff_runs(before: Record, after: Record) -> RunDiff:
 
 
 def _scores(result: Record) -> dict[str, float]:
-    """Of each requirement, under the plan; where none passed, with everything reduced."""
+    """Each requirement's score under the plan, else with everything reduced."""
     table = result.by_requirement
     if table.empty:
         return dict.fromkeys(result.requirements, math.nan)
@@ -120,27 +112,28 @@ def _scores(result: Record) -> dict[str, float]:
 
 
 def _requirements(before: Record, after: Record) -> pd.DataFrame:
+    """A row per requirement, with its outcome and score in both runs."""
     old, new = _scores(before), _scores(after)
-    # 2e-3 asks what 0.002 does: as the second run writes it.
-    written = {_plain(text): text for text in (*old, *new)}
-    old = {written[_plain(text)]: score for text, score in old.items()}
-    new = {written[_plain(text)]: score for text, score in new.items()}
+    # 2e-3 and 0.002 are one requirement; the second run's spelling is shown.
+    spelling = {_normalised(text): text for text in (*old, *new)}
+    old = {spelling[_normalised(text)]: score for text, score in old.items()}
+    new = {spelling[_normalised(text)]: score for text, score in new.items()}
     rows: list[dict[str, object]] = []
     for text in dict.fromkeys((*old, *new)):
         row: dict[str, object] = {"requirement": text}
-        row |= {"before": _told(text, old, before), "after": _told(text, new, after)}
+        row |= {"before": _outcome(text, old, before), "after": _outcome(text, new, after)}
         row |= {"score before": old.get(text, math.nan), "score after": new.get(text, math.nan)}
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _plain(text: str) -> str:
-    """A requirement with its bounds in one way of writing numbers, and no blanks around them."""
+def _normalised(text: str) -> str:
+    """A requirement with its bounds written in one way, without blanks."""
     close = re.sub(r"\s*([<>=,]+)\s*", r"\1", text.strip())
     return _BOUND.sub(lambda bound: f"={float(bound[1])!r}", close)
 
 
-def _told(text: str, scores: dict[str, float], result: Record) -> str:
+def _outcome(text: str, scores: dict[str, float], result: Record) -> str:
     if text not in scores:
         return _NOT_ASKED
     if math.isnan(scores[text]):
@@ -148,7 +141,8 @@ def _told(text: str, scores: dict[str, float], result: Record) -> str:
     return "met" if scores[text] <= 1.0 else "missed"
 
 
-def _unasked(before: Record, after: Record, requirements: pd.DataFrame) -> Iterator[str]:
+def _in_one_run(before: Record, after: Record, requirements: pd.DataFrame) -> Iterator[str]:
+    """Requirements that only one run has, a sentence each."""
     for row in requirements.to_dict(orient="records"):
         for here, there, run in (("before", "after", after), ("after", "before", before)):
             if row[there] == _NOT_ASKED:
@@ -156,27 +150,23 @@ def _unasked(before: Record, after: Record, requirements: pd.DataFrame) -> Itera
 
 
 def _eased(before: Record, after: Record) -> Iterator[str]:
-    """The shares of inputs that the second run asked less of, and does not show to hold anyway."""
+    """Shares of inputs that the second run lowered and does not reach anyway, a sentence each."""
     was, now = before.validation, after.validation
     if was is None or now is None:
         return
-    fewer = now.given.passed < at_least(was.wanted_of_given, now.given.tested)
-    if now.wanted_of_given < was.wanted_of_given and fewer:
-        had, asked = _per_cent(was.wanted_of_given), _per_cent(now.wanted_of_given)
-        yield f"{had} of the given inputs had to hold before, and {asked} in {after.folder}"
+    below = now.given.passed < at_least(was.wanted_of_given, now.given.tested)
+    if now.wanted_of_given < was.wanted_of_given and below:
+        old, new = per_cent(was.wanted_of_given), per_cent(now.wanted_of_given)
+        yield f"{old} of the given inputs had to pass before, and {new} in {after.folder}"
     copied = ((now.perturbed, was.wanted), (now.augmented, was.wanted_of_augmented))
-    fewer = any(kind.tested and kind.lower_bound < wanted for kind, wanted in copied)
-    if not was.fitted and (now.fitted or now.wanted < was.wanted) and fewer:
-        asked = "none" if now.fitted else _per_cent(now.wanted)
-        had = _per_cent(was.wanted)
-        yield f"{had} of unseen inputs had to hold before, and {asked} in {after.folder}"
-
-
-def _per_cent(share: float) -> str:
-    return f"{100.0 * share:.3g} %"
+    below = any(kind.tested and kind.lower_bound < wanted for kind, wanted in copied)
+    if not was.fitted and (now.fitted or now.wanted < was.wanted) and below:
+        old, new = per_cent(was.wanted), "none" if now.fitted else per_cent(now.wanted)
+        yield f"{old} of unseen inputs had to pass before, and {new} in {after.folder}"
 
 
 def _worse(before: Record, after: Record, requirements: pd.DataFrame) -> Iterator[str]:
+    """Reasons not to release the second run, a sentence each."""
     missed = (requirements["before"] == "met") & (requirements["after"] == "missed")
     for text in requirements.loc[missed, "requirement"]:
         yield f"{text} was met and is missed."
@@ -186,7 +176,7 @@ def _worse(before: Record, after: Record, requirements: pd.DataFrame) -> Iterato
         yield "The run ended with 0 and now with 1: its budget left a plan that a test refutes."
     if before.validation is not None and after.validation is not None:
         was, now = before.validation.word, after.validation.word
-        if _RANKS.index(now) < _RANKS.index(was):
+        if _FROM_WORST.index(now) < _FROM_WORST.index(was):
             what = now if now is not None else "not even right on the given inputs"
             yield f"The plan was {was} and is {what}."
 
@@ -194,36 +184,37 @@ def _worse(before: Record, after: Record, requirements: pd.DataFrame) -> Iterato
 def _validation(before: Record, after: Record) -> pd.DataFrame:
     rows = []
     for kind in InputKind:
-        found = [
+        tallies = [
             r.validation.of(kind) if r.validation is not None else Tally() for r in (before, after)
         ]
-        if not any(holding.tested for holding in found):
+        if not any(tally.tested for tally in tallies):
             continue
         row: dict[str, object] = {"inputs": kind.value}
-        for when, holding in zip(("before", "after"), found, strict=True):
-            row[when] = f"{holding.passed} of {holding.tested}" if holding.tested else ""
-            row[f"at least {when}"] = holding.lower_bound or math.nan
-            row[f"worst score {when}"] = holding.worst_score
+        for when, tally in zip(("before", "after"), tallies, strict=True):
+            row[when] = f"{tally.passed} of {tally.tested}" if tally.tested else ""
+            row[f"at least {when}"] = tally.lower_bound or math.nan
+            row[f"worst score {when}"] = tally.worst_score
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def _pins(before: Record, after: Record) -> pd.DataFrame:
-    """Pins that one run has: gained, lost, or lost with the layer; what each does alone."""
-    there = {*map(str, after.layers["layer"]), *after.pinned}
-    lost = {n: "lost" if n in there else "lost, no such layer" for n in before.pinned}
+    """Pins gained, lost, or lost with the layer, each with its sensitivity."""
+    present = {*map(str, after.layers["layer"]), *after.pinned}
+    lost = {n: "lost" if n in present else "lost, no such layer" for n in before.pinned}
     gained = dict.fromkeys(after.pinned, "gained")
     rows = []
     for result, changes, other in ((before, lost, after), (after, gained, before)):
-        alone = result.layers.set_index("layer").get("sensitivity", pd.Series(dtype=float))
+        scores = result.layers.set_index("layer").get("sensitivity", pd.Series(dtype=float))
         for name, change in changes.items():
             if name not in other.pinned:
-                score = alone.get(name, math.nan)
+                score = scores.get(name, math.nan)
                 rows.append({"layer": name, "change": change, "sensitivity": score})
     return pd.DataFrame(rows, columns=["layer", "change", "sensitivity"])
 
 
 def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:
+    """Layers whose error changed, the worsened first, each part by the size of the change."""
     columns = ["layer", "op", "change", "before", "after", "ratio"]
     if not measure:
         return pd.DataFrame(columns=columns)
@@ -232,10 +223,12 @@ def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:
     both = before.layers[kept].merge(after.layers[kept[:1] + kept[2:]], on="layer")
     old, new = (both[f"{measure}_{side}"].astype(float) for side in ("x", "y"))
     was, now = (both[f"{finite}_{side}"].astype("boolean").fillna(True) for side in ("x", "y"))
-    ratio = (new / old).where(old != new, 1.0)
+    ratio = (new / old).where(old != new, 1.0)  # 0 / 0 is no change
+    # Other inputs of the same kind move errors by up to half.
+    tolerated = 1.5
     change = pd.Series("same", index=both.index)
-    change[(ratio > SAME_ERROR_FACTOR)] = "worse"
-    change[(ratio < 1.0 / SAME_ERROR_FACTOR)] = "better"
+    change[(ratio > tolerated)] = "worse"
+    change[(ratio < 1.0 / tolerated)] = "better"
     change[(was & ~now).astype(bool)] = "worse, not finite any more"
     change[(~was & now).astype(bool)] = "better, finite now"
     table = both[["layer", "op"]].assign(change=change, before=old, after=new, ratio=ratio)
@@ -246,9 +239,9 @@ def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:
 
 
 def _changed(before: Record, after: Record) -> pd.DataFrame:
-    """What the runs were made with, where that differs."""
+    """The settings and versions that differ."""
     old, new = _made_with(before), _made_with(after)
-    if _digests(before) and _digests(before) == _digests(after):  # whatever they are called
+    if _digests(before) and _digests(before) == _digests(after):  # files may be renamed
         new["inputs"] = old["inputs"]
     names = dict.fromkeys((*old, *new))
     rows = [{"what": n, "before": old.get(n, ""), "after": new.get(n, "")} for n in names]
@@ -257,7 +250,7 @@ def _changed(before: Record, after: Record) -> pd.DataFrame:
 
 def _made_with(result: Record) -> dict[str, str]:
     validation = result.validation
-    unseen = "" if validation is None or validation.fitted else _per_cent(validation.wanted)
+    unseen = "" if validation is None or validation.fitted else per_cent(validation.wanted)
     return {
         "model": result.model,
         "precision": result.precision.value,
@@ -267,7 +260,7 @@ def _made_with(result: Record) -> dict[str, str]:
         "pins": str(len(result.pinned)),
         "layers": str(result.layer_count),
         "inputs": some_of([printable(name) for name in result.samples], 4),
-        "of the given inputs": _per_cent(result.given_share),
+        "of the given inputs": per_cent(result.given_share),
         "of unseen inputs": unseen,
         "threads": str(result.threads),
         **result.versions,
@@ -275,7 +268,7 @@ def _made_with(result: Record) -> dict[str, str]:
 
 
 def _digests(result: Record) -> list[str]:
-    """Of the given inputs; none where the run did not come to its table of them."""
+    """The digests of the given inputs; empty where the run ended before its inputs table."""
     table = result.inputs
     return [] if table.empty else table.loc[table["kind"] == InputKind.GIVEN, "sha256"].to_list()
 
@@ -283,11 +276,11 @@ def _digests(result: Record) -> list[str]:
 MARKDOWN = "diff.md"
 RECORD = "diff.json"
 FOLDER = OwnedFolder("bisect-trt diff", frozenset({"diff.html", MARKDOWN, RECORD}), RECORD)
-"""Version 0.4.0 wrote diff.html too; a folder that has one is still replaced whole."""
+"""diff.html is here because version 0.4.0 wrote it."""
 
 
 def as_page(found: RunDiff) -> Page:
-    """The sections: what must be known first comes first."""
+    """The comparison as a page, the most important section first."""
     sections = [
         Section("Requirements", found.requirements),
         Section("What the plans hold on", found.validation),
@@ -297,16 +290,17 @@ def as_page(found: RunDiff) -> Page:
     ]
     shown = [s for s in sections if len(s.table) or s.lines]
     title = f"bisect-trt: {found.before.folder} and {found.after.folder}"
-    return Page(title, headline(found), not (found.worse or found.unasked), shown, found.worse[1:])
+    good = not (found.worse or found.not_compared)
+    return Page(title, headline(found), good, shown, found.worse[1:])
 
 
 def headline(found: RunDiff) -> str:
-    """Whether the second run is worse, and why, in one sentence."""
-    unasked = f"cannot be compared: {'; '.join(found.unasked)}." if found.unasked else ""
+    """Says in one sentence whether the second run is worse, and why."""
+    limits = f"cannot be compared: {'; '.join(found.not_compared)}." if found.not_compared else ""
     if found.worse:
-        return f"Worse: {found.worse[0]}" + (f" The rest {unasked}" if unasked else "")
-    if unasked:
-        return unasked
+        return f"Worse: {found.worse[0]}" + (f" The rest {limits}" if limits else "")
+    if limits:
+        return limits
     if found.after.passed and not found.before.passed:
         return "Better: no plan met the requirements, and now one does."
     return "Not worse: every requirement that was met still is."
@@ -319,7 +313,7 @@ def diff_record(found: RunDiff) -> dict[str, Any]:
         "before": str(found.before.folder),
         "after": str(found.after.folder),
         "worse": list(found.worse),
-        "not_compared": list(found.unasked),
+        "not_compared": list(found.not_compared),
         "requirements": found.requirements.to_dict(orient="records"),
         "validation": found.validation.to_dict(orient="records"),
         "pins_gained": found.gained,
@@ -333,7 +327,7 @@ def diff_record(found: RunDiff) -> dict[str, Any]:
 
 
 def write_diff(found: RunDiff, folder: Path) -> None:
-    """Write diff.md and diff.json into a folder of their own."""
+    """Writes diff.md and diff.json into a folder of their own."""
     FOLDER.check(folder)
     with FOLDER.written(folder) as draft:
         markdown = page_as_markdown(as_page(found), more=RECORD)

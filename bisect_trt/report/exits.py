@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, one-line errors, interrupts and readers that go away."""
+"""Ends commands: exit codes, one-line errors, interrupts and closed pipes."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ Command = Callable[..., int | None]
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """SIGTERM, and the end of the terminal, are answered as Ctrl-C is."""
+    """Handles SIGTERM and SIGHUP as Ctrl-C."""
     STOPPING.set()
     raise KeyboardInterrupt
 
 
 def _not_lost(hook: Callable[[Any], object]) -> Callable[[Any], object]:
-    """``hook`` for unraisable errors, but an interrupt that came in a destructor comes again."""
+    """Wraps ``hook`` so that an interrupt inside a destructor is sent again."""
     main = threading.main_thread().ident
 
-    def hear(unraisable: Any) -> object:
+    def resend(unraisable: Any) -> object:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             return hook(unraisable)
-        # Soon, when the destructor is left, in which nothing can be raised.
+        # Python drops what a destructor raises, so the signal is sent again after it has ended.
         again = threading.Timer(0.02, signal.pthread_kill, (main, signal.SIGINT))
         again.daemon = True
         again.start()
         return None
 
-    return hear
+    return resend
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Answers SIGINT, SIGTERM and SIGHUP inside the block, also for waiting threads."""
+    """Turns SIGINT, SIGTERM and SIGHUP into KeyboardInterrupt inside the block."""
     STOPPING.clear()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    answers: dict[int, Callable[[int, object], None]] = {
+    handlers: dict[int, Callable[[int, object], None]] = {
         signal.SIGINT: _interrupt,
         signal.SIGTERM: _interrupt,
     }
@@ -68,12 +68,12 @@ def _interruptible() -> Iterator[None]:
         terminals = [number for number in (1, 2) if os.isatty(number)]
 
         def hung_up(number: int, frame: object) -> None:
-            for stream in terminals:  # whoever wrote there would be the one to end
+            for stream in terminals:  # writing to a closed terminal would raise
                 _to_nowhere(stream)
             _interrupt(number, frame)
 
-        answers[hangup] = hung_up
-    before = {number: signal.signal(number, answer) for number, answer in answers.items()}
+        handlers[hangup] = hung_up
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     hook, sys.unraisablehook = sys.unraisablehook, _not_lost(sys.unraisablehook)
     try:
         yield
@@ -84,7 +84,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def guarded(command: Command) -> Command:
-    """Turn the tool's errors into one line and an exit code."""
+    """Turns the errors of a command into one line and an exit code."""
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
@@ -94,8 +94,8 @@ def guarded(command: Command) -> Command:
                 code = command(*args, **kwargs) or 0
         except (KeyboardInterrupt, Exception) as error:
             if is_stop(error):
-                said = str(error) if isinstance(error, StoppedError) else "nothing was kept"
-                code, words = EXIT_INTERRUPTED, one_line(f"interrupted; {said}", 1000)
+                left = str(error) if isinstance(error, StoppedError) else "nothing was kept"
+                code, words = EXIT_INTERRUPTED, one_line(f"interrupted; {left}", 1000)
             else:
                 code, words = ended_by(error)
             _complain(words)
@@ -106,9 +106,9 @@ def guarded(command: Command) -> Command:
 
 @contextmanager
 def output(*, is_product: bool = False) -> Iterator[None]:
-    """What is printed inside never decides how a command ends: its reader may stop reading.
+    """Prints inside the block; a closed pipe does not change the exit code.
 
-    Only a product that cannot be written is a MachineError.
+    With ``is_product``, output that cannot be written is a MachineError.
     """
     try:
         yield
@@ -125,10 +125,7 @@ def output(*, is_product: bool = False) -> Iterator[None]:
 
 
 def ended_by(error: BaseException) -> tuple[int, str]:
-    """The exit code of a command that ``error`` ends, and one line on why.
-
-    An error that nobody foresaw is a bug of ours: its traceback goes to stderr.
-    """
+    """The exit code for ``error`` and one line; an unexpected error prints its traceback."""
     if isinstance(error, BisectError):
         return error.exit_code, one_line(error, 500)
     if is_out_of_memory(error):
@@ -141,7 +138,7 @@ def ended_by(error: BaseException) -> tuple[int, str]:
         return EXIT_MACHINE, one_line(f"{where}{error.strerror or error}")
     with suppress(OSError):
         traceback.print_exception(error)
-    # 1 would mean "cannot be met".
+    # Python's own exit code 1 would mean "cannot be met".
     return EXIT_INTERNAL, "internal error, please report it with the lines above"
 
 
@@ -151,10 +148,8 @@ def _complain(words: str) -> None:
 
 
 def _prepare_streams() -> None:
-    """Give the process standard streams if it has none, and write odd characters as escapes.
-
-    Without streams, a file of ours would take their place.
-    """
+    """Opens missing standard streams and escapes characters that they cannot encode."""
+    # Otherwise the next file opened would get descriptor 0, 1 or 2 and receive prints.
     for number in range(3):
         try:
             os.fstat(number)
@@ -166,7 +161,7 @@ def _prepare_streams() -> None:
 
 
 def _silence() -> None:
-    """Nothing more goes to standard output, also not when Python flushes it at the end."""
+    """Redirects standard output to nowhere, so that Python's last flush cannot fail."""
     with suppress(OSError, ValueError, AttributeError):
         _to_nowhere(sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""The plots of the report."""
+"""Builds the plots of the report."""
 
 from __future__ import annotations
 
@@ -31,17 +31,15 @@ Layout = dict[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot: its id in the page, what it shows in words, traces and layout for Plotly.
+    """A plot for Plotly."""
 
-    With ``of_layers`` the x values are rows of the layer table, and the page adds layer names.
-    """
-
-    name: str
-    alt: str
+    name: str  # id in the page
+    alt: str  # what it shows, in words
     data: Sequence[Mapping[str, Any]]
     layout: Mapping[str, Any] = field(default_factory=dict)
+    # Whether x values are rows of the layer table; the page then adds names.
     of_layers: bool = False
-    height: int = 340
+    height: int = 340  # pixels
 
     def as_json(self) -> dict[str, Any]:
         """The plot as the page's script reads it."""
@@ -54,7 +52,7 @@ class Figure:
 
 
 def label(name: str) -> str:
-    """``name`` as literal text for Plotly, which reads tags; shortened in the middle."""
+    """Escapes ``name`` for Plotly, which reads tags, and shortens it in the middle."""
     text = printable(name)
     if len(text) > 64:
         text = f"{text[:32]}\u2026{text[-32:]}"
@@ -62,12 +60,12 @@ def label(name: str) -> str:
 
 
 def short(value: float) -> float:
-    """``value`` with four digits, which keeps the file small."""
+    """``value`` with four digits, to keep the file small."""
     return float(f"{value:.4g}")
 
 
 def _positive(values: Iterable[float]) -> list[float | None]:
-    """``values`` for a logarithmic axis: rounded, None where it has no place for them."""
+    """Rounds ``values`` for a logarithmic axis; None where it cannot show them."""
     return [short(v) if 0.0 < v < math.inf else None for v in map(float, values)]
 
 
@@ -76,16 +74,16 @@ def _scatter(name: str, x: Sequence[Any], y: Sequence[Any], mode: str, **more: A
 
 
 def _line(name: str, values: pd.Series[Any], colour: str) -> Trace:
-    """A line through one value a layer, with gaps where a logarithmic axis has no place."""
+    """A line through one value per layer, with gaps where a logarithmic axis cannot show it."""
     line = {"color": colour, "width": 1.5}
-    places = list(range(len(values)))
+    rows = list(range(len(values)))
     hover = "%{text}<br>%{y:.3g}"
-    return _scatter(name, places, _positive(values), "lines", line=line, hovertemplate=hover)
+    return _scatter(name, rows, _positive(values), "lines", line=line, hovertemplate=hover)
 
 
 def _marks(name: str, rows: Any, values: Iterable[float], marker: Layout) -> Trace:
     """Marks at some layers."""
-    # Where sizes differ, Plotly would draw transparent marks by itself.
+    # Plotly makes marks of different sizes transparent unless told their opacity.
     marker = {"color": ACCENT, "line": {"width": 2}, "opacity": 1, **marker}
     x, y = [int(row) for row in rows], _positive(values)
     return _scatter(name, x, y, "markers", marker=marker, hovertemplate="%{text}")
@@ -100,25 +98,26 @@ def _title(words: str) -> Layout:
 
 
 def _log_axis(title: str, values: Iterable[float | None]) -> Layout:
-    """A logarithmic axis for ``values``, with ticks at powers of ten where they span some."""
+    """A logarithmic axis for ``values``, with ticks at powers of ten over several decades."""
     known = [v for v in values if v is not None and 0.0 < v < math.inf]
     decades = math.log10(max(known) / min(known)) if known else 0.0
     axis = {**_title(title), "type": "log", "exponentformat": "power"}
-    # Plotly writes 2 and 5 between the powers, and over many decades finds fewer ticks itself.
+    # Plotly alone labels 2 and 5 between powers; over many decades it thins out ticks well.
     return axis | ({"dtick": 1} if 1.5 < decades < 9.0 else {})
 
 
 def _levels(*levels: tuple[float, str, str]) -> Layout:
-    """Horizontal lines with their words and colours, on a logarithmic y axis."""
+    """Labelled horizontal lines on a logarithmic y axis."""
     layout: Layout = {"shapes": [], "annotations": []}
     for value, words, colour in levels:
         line = {"color": colour, "width": 1.5, "dash": "dash"}
         across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
         place = {"xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom"}
         font = {"color": colour, "size": 11}
-        said = {"y": math.log10(value), "text": words, "showarrow": False, "font": font}
+        # On a logarithmic axis Plotly takes values for shapes, but exponents for annotations.
+        note = {"y": math.log10(value), "text": words, "showarrow": False, "font": font}
         layout["shapes"].append({**across, "line": line})
-        layout["annotations"].append({**place, **said})
+        layout["annotations"].append({**place, **note})
     return layout
 
 
@@ -138,9 +137,9 @@ _ERRORS = (
 
 
 def errors_figure(layers: pd.DataFrame) -> Figure | None:
-    """Accumulated and introduced errors of the layers; None where none were measured.
+    """Accumulated and introduced errors of the layers, with pins and non-finite layers marked.
 
-    Pins, layers that are not finite and sources of failure are marked.
+    Returns None where no errors were measured.
     """
     if "rel_range" not in layers or not len(layers):
         return None
@@ -149,10 +148,10 @@ def errors_figure(layers: pd.DataFrame) -> Figure | None:
         for words, column, finite, colour in _ERRORS
         if column in layers
     ]
-    known = [v for line in lines for v in line["y"] if v is not None]
+    drawn = [v for line in lines for v in line["y"] if v is not None]
     broken = _broken(layers, "rel_range", "finite")
-    # What is left of a layer that overflowed may err little: its marks stand above all others.
-    shown = layers["rel_range"].mask(broken, 3.0 * max(known, default=1.0)).fillna(0.0)
+    # The finite values of a layer that overflowed may have small errors, so its mark goes on top.
+    heights = layers["rel_range"].mask(broken, 3.0 * max(drawn, default=1.0)).fillna(0.0)
     pinned = np.flatnonzero(layers["pinned"].astype(bool))
     source = np.flatnonzero(layers["source"]) if "source" in layers else np.empty(0, int)
     around = [20 if b else 9 for b in broken.iloc[pinned]]
@@ -162,14 +161,14 @@ def errors_figure(layers: pd.DataFrame) -> Figure | None:
         ("source: wrong while its inputs are right", source, star),
         ("pinned", pinned, {"symbol": "circle-open", "size": around}),
     )
-    data = [*lines, *(_marks(w, rows, shown.iloc[rows], m) for w, rows, m in marks if len(rows))]
-    layout = {"xaxis": _NETWORK, "yaxis": _log_axis("largest error / the layer's range", known)}
+    data = [*lines, *(_marks(w, rows, heights.iloc[rows], m) for w, rows, m in marks if len(rows))]
+    layout = {"xaxis": _NETWORK, "yaxis": _log_axis("largest error / the layer's range", drawn)}
     alt = "Error of each layer along the network, accumulated and introduced"
     return Figure("errors-plot", alt, data, layout, of_layers=True, height=400)
 
 
 def _broken(layers: pd.DataFrame, column: str, finite: str) -> pd.Series[bool]:
-    """Layers whose error in ``column`` covers only what stayed finite, or nothing."""
+    """The layers with an error in ``column`` that covers finite values only, or none."""
     endless = layers[column].isin([np.inf])
     if finite not in layers:
         return endless
@@ -181,7 +180,7 @@ def tradeoff_figure(tradeoff: pd.DataFrame) -> Figure | None:
     if len(tradeoff) < 2:
         return None
     pins = [int(p) for p in tradeoff["pins"]]
-    # None pinned has no place on a logarithmic axis, and linear ones hide where it is decided.
+    # log1p: a logarithmic axis cannot show 0 pins, and a linear one crowds the small sets.
     places = [short(math.log1p(p)) for p in pins]
     data: list[Trace] = []
     for kind in InputKind:
@@ -191,7 +190,7 @@ def tradeoff_figure(tradeoff: pd.DataFrame) -> Figure | None:
         shares = [None if math.isnan(s) else short(s) for s in tradeoff[f"{kind}_share"]]
         rows = zip(pins, passed, tested, strict=True)
         style = {
-            # Lines that lie upon each other show around the next.
+            # Each line is thinner than the last, so that equal ones stay visible.
             "line": {"color": _KIND_COLOURS[kind], "width": 6 - 1.5 * len(data)},
             "marker": {"size": 14 - 3 * len(data)},
             "text": [f"{counted(p, 'pin')}: {n} of {of}" for p, n, of in rows],
@@ -217,12 +216,12 @@ def tradeoff_figure(tradeoff: pd.DataFrame) -> Figure | None:
 
 
 def _ticks(places: list[float], is_answer: list[bool]) -> list[int]:
-    """The rows whose numbers fit on a narrow screen; the plan's comes before its neighbours."""
-    # At this share of a narrow axis numbers of three digits do not overlap.
-    least = 0.09 * (max(places) - min(places))
+    """The rows whose numbers fit on a narrow screen; the plan's row has priority."""
+    # Numbers of three digits take less than 9 % of a narrow axis.
+    distance = 0.09 * (max(places) - min(places))
     kept: list[int] = []
     for row in sorted(range(len(places)), key=lambda row: not is_answer[row]):
-        if all(abs(places[row] - places[other]) >= least for other in kept):
+        if all(abs(places[row] - places[other]) >= distance for other in kept):
             kept.append(row)
     return sorted(kept)
 
@@ -234,12 +233,12 @@ _CLASSES = (
     (0.01, "up to a tenth of it", "#8da4ef"),
     (-math.inf, "up to a hundredth, or not measured", "#b9bbc6"),
 )
-"""The least sensitivity of a module's worst layer, the words for it and its colour."""
+"""Lower bound of a module's worst sensitivity, its description and its colour."""
 
 
 @dataclass
 class _Module:
-    """A box: the layers in it, those pinned, and the layer that harms most alone."""
+    """A module as a box, with its number of layers and pins, and its most sensitive layer."""
 
     path: tuple[str, ...]
     start: int = 0
@@ -264,30 +263,30 @@ class _Module:
 
 
 def has_modules(layers: pd.DataFrame) -> bool:
-    """Whether some layer says which module it belongs to."""
+    """Whether some layer has a module or a scope."""
     return bool((layers["module"] != "").any() or (layers["scope"] != "").any())
 
 
 def modules_figure(layers: pd.DataFrame) -> Figure | None:
-    """A box a module, as wide as it has layers; a box an operator where there are no modules.
+    """A box per module, or per operator where there are no modules, as wide as its layers.
 
-    The colour is the worst sensitivity of one of its layers. None without sensitivities.
+    The colour is its worst sensitivity. Returns None without sensitivities.
     """
     if "sensitivity" not in layers or not len(layers):
         return None
-    boxes = sorted(_modules(layers), key=lambda box: -box.layers)[:1500]
+    boxes = sorted(_modules(layers), key=lambda box: -box.layers)[:1500]  # more slow the page
     data = []
-    left = boxes
+    rest = boxes
     for least, words, colour in _CLASSES:
-        some = [box for box in left if box.worst >= least]
-        left = [box for box in left if box.worst < least]
+        some = [box for box in rest if box.worst >= least]
+        rest = [box for box in rest if box.worst < least]
         if some:
             data.append(_boxes(some, words, colour))
     deepest = max(len(box.path) for box in boxes) + 1
     layout = {
         "xaxis": {"visible": False, "range": [0, len(layers)]},
         "yaxis": {"visible": False, "range": [deepest, 0]},
-        # Words that have to shrink for their box cannot be read; hovering shows them.
+        # Text that would shrink below 10 points is hidden; hovering shows it.
         "uniformtext": {"minsize": 10, "mode": "hide"},
         **{"barmode": "overlay", "bargap": 0, "zooms": True, "margin": {"l": 8, "b": 8}},
     }
@@ -312,19 +311,19 @@ def _boxes(boxes: Sequence[_Module], words: str, colour: str) -> Trace:
 
 
 def _modules(layers: pd.DataFrame) -> Iterable[_Module]:
-    """Every module with its place, parents before their children."""
+    """Every module with its position, parents before their children."""
     named = has_modules(layers)
     found: dict[tuple[str, ...], _Module] = {}
     columns = ("layer", "op", "module", "scope", "pinned", "sensitivity")
-    for layer, op, module, scope, pinned, alone in zip(*(layers[c] for c in columns), strict=True):
+    for layer, op, module, scope, pinned, score in zip(*(layers[c] for c in columns), strict=True):
         parts = [part for part in _SEPARATORS.split((module or scope) if named else op) if part]
         path = tuple(parts[:12])
         for depth in range(len(path) + 1):
             box = found.setdefault(path[:depth], _Module(path[:depth]))
             box.layers += 1
             box.pinned += bool(pinned)
-            if alone > box.worst:
-                box.worst, box.worst_layer = float(alone), layer
+            if score > box.worst:
+                box.worst, box.worst_layer = float(score), layer
     for box in found.values():
         if box.path:
             parent = found[box.path[:-1]]
@@ -337,15 +336,15 @@ _SPREAD = [f"channel_peak_{q}" for q in ("min", "p25", "p50", "p75", "max")]
 
 
 def ranges_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
-    """The largest magnitude of each layer and its channels, against the limits of ``precision``."""
+    """The largest magnitude of each layer and its channels, with the limits of ``precision``."""
     if "ref_max" not in layers or not layers["ref_max"].notna().any():
         return None
     largest = layers[["ref_min", "ref_max"]].abs().max(axis=1)
     data: list[Trace] = []
     if set(_SPREAD) <= set(layers.columns):
-        # Without gaps, which would tear the band: what has no channels is one.
+        # Gaps would tear the band, so a layer without channels counts as one channel.
         spread = _alive(layers[_SPREAD].apply(lambda column: column.fillna(largest)))
-        spread = spread.fillna(1e-12)  # all zeros
+        spread = spread.fillna(1e-12)  # layers of zeros only
         quiet = {"line": {"width": 0}, "hoverinfo": "skip", "hovertemplate": None}
         fill = {"fill": "tonexty", "fillcolor": "rgba(139,141,152,.35)"}
         for column, more in (("p25", {"showlegend": False}), ("p75", fill)):
@@ -362,7 +361,7 @@ def ranges_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
 
 
 def channels_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
-    """A box a pinned layer: how the largest magnitudes of its channels spread."""
+    """A box per pinned layer, from the largest magnitudes of its channels."""
     if not set(_SPREAD) <= set(layers.columns):
         return None
     alive = (layers["channels"] > 0) & (layers["channel_peak_max"] > 0.0)
@@ -398,20 +397,18 @@ def channels_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None
 
 
 def _alive(spread: pd.DataFrame) -> pd.DataFrame:
-    """The spread of channels (columns from small to large) without the channels that are zero.
-
-    Nothing of a zero is lost in any precision, and a logarithmic axis has no place for it.
-    """
+    """Replaces zeros in the spread of channels by the next larger value."""
+    # A zero is exact in every precision, and a logarithmic axis cannot show it.
     return spread.where(spread > 0.0).bfill(axis=1)
 
 
 def _limits(title: str, values: pd.Series[Any], precision: Precision) -> Layout:
-    """The y axis of magnitudes, with lines at the limits of ``precision`` if FP32 has others."""
+    """The y axis of magnitudes, with lines at the limits of ``precision`` if FP32's differ."""
     if precision not in LARGEST or precision not in SMALLEST_SUBNORMAL:
         return {"yaxis": _log_axis(title, values)}
     name = precision.value.upper()
     largest, smallest = LARGEST[precision], SMALLEST_SUBNORMAL[precision]
-    # The axis shows the limits, and not how tiny the tiniest values are.
+    # The axis ends a little below the smallest subnormal, however tiny the values are.
     top = max(largest, *(v for v in values if math.isfinite(v)))
     ends = [math.log10(smallest) - 1.2, math.log10(top) + 1.0]
     axis = {**_log_axis(title, [largest, smallest, *values]), "range": ends}
@@ -430,19 +427,19 @@ def _symbols(kinds: Iterable[Any]) -> list[str]:
 
 
 def baselines_figure(outputs: pd.DataFrame) -> Figure | None:
-    """A bar a baseline: its score. None where nothing was run."""
+    """A bar per baseline with its score; None where nothing was run."""
     if "score" not in outputs or not len(outputs):
         return None
     rows = outputs.drop_duplicates("baseline")
     scores = [float(s) for s in rows["score"]]
     heights = [1e-6 if math.isnan(s) else min(1e6, max(1e-6, s)) for s in scores]
-    # On a phone half the plot would be words.
+    # Long names would take half the plot on a phone.
     names = [label(b).replace(", ", ",<br>") for b in rows["baseline"]]
     colours = [GOOD if outcome == "pass" else BAD for outcome in rows["outcome"]]
-    said = {"text": [brief(s) for s in scores], "textposition": "auto", "orientation": "h"}
+    labels = {"text": [brief(s) for s in scores], "textposition": "auto", "orientation": "h"}
     words = list(map(times, scores))
     hover = {"customdata": words, "hovertemplate": "%{y}: %{customdata}<extra></extra>"}
-    bar = _bar("", [short(h) for h in heights], names, {"color": colours}, **said, **hover)
+    bar = _bar("", [short(h) for h in heights], names, {"color": colours}, **labels, **hover)
     ends = [math.log10(min(*heights, 1.0)) - 0.5, math.log10(max(*heights, 1.0)) + 0.9]
     axis = _log_axis("\u00d7 tolerance: left of the line passes", heights)
     layout = {
@@ -456,7 +453,7 @@ def baselines_figure(outputs: pd.DataFrame) -> Figure | None:
 
 
 def inputs_figure(inputs: pd.DataFrame) -> Figure | None:
-    """The score of each input, the worst first. None for fewer than two, or without scores."""
+    """The score of each input, the worst first; None for fewer than two."""
     plan = [c for c in inputs if str(c).startswith("plan_score_")]
     if len(inputs) < 2 or not plan:
         return None
@@ -485,9 +482,9 @@ def inputs_figure(inputs: pd.DataFrame) -> Figure | None:
 
 
 def _heights(scores: Sequence[float]) -> list[float | None]:
-    """Places of ``scores`` on a logarithmic axis; zero and infinity lie beyond the rest."""
-    known = [1.0, *(s for s in scores if 0.0 < s < NOTHING_ALLOWED)]
-    least, most = min(known) / 10.0, max(known) * 10.0
+    """Heights of ``scores`` on a logarithmic axis; zero and infinity go beyond the rest."""
+    finite = [1.0, *(s for s in scores if 0.0 < s < NOTHING_ALLOWED)]
+    least, most = min(finite) / 10.0, max(finite) * 10.0
     return [
         None if math.isnan(s) else short(most if s >= NOTHING_ALLOWED else max(s, least))
         for s in scores
@@ -495,7 +492,7 @@ def _heights(scores: Sequence[float]) -> list[float | None]:
 
 
 def search_figure(search: pd.DataFrame) -> Figure | None:
-    """A mark an evaluation: how many layers were pinned, and how it ended."""
+    """A mark per evaluation, with its number of pins and its outcome."""
     if not len(search):
         return None
     passed = search["outcome"] == Verdict.PASS.value
@@ -516,7 +513,7 @@ def search_figure(search: pd.DataFrame) -> Figure | None:
     most = max(1, int(search["pins"].max()))
     layout = {
         "xaxis": _title("evaluation (diamonds: on copies)"),
-        # Below zero, so that an evaluation without pins is a whole mark.
+        # From below zero, so that marks of evaluations without pins are whole.
         "yaxis": {**_title("layers pinned"), "range": [-0.04 * most, 1.05 * most]},
     }
     return Figure("search-plot", "Pins and verdict of each evaluation, in order", data, layout)

@@ -1,4 +1,4 @@
-"""The files of a run's folder, written whole or not at all."""
+"""Writes the files of a run's folder, whole or not at all."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _ANNOTATED = names_in(
 
 
 def annotated_model(result: Record, graph: Graph) -> onnx.ModelProto:
-    """The model that was searched, with the answer at it and errors and pins at its layers."""
+    """The searched model with the answer in its metadata, errors and pins at its layers."""
     answer = {
         "answer": printable(headline(result)),
         "cause": result.cause.value,
@@ -73,6 +73,7 @@ def annotated_model(result: Record, graph: Graph) -> onnx.ModelProto:
 
 
 def _of_layers(result: Record) -> Iterator[tuple[str, dict[str, str]]]:
+    """The annotations of each layer, by its name."""
     pinned, base = set(result.pinned), result.plan.base.value
     kept = f"{result.plan.pin_precision.value} (pinned)"
     without = {
@@ -96,20 +97,20 @@ def _of_layers(result: Record) -> Iterator[tuple[str, dict[str, str]]]:
 
 @dataclass(frozen=True)
 class OwnedFolder:
-    """A folder that ``command`` writes whole; ``record`` is the file whose ``kind`` says so."""
+    """A folder that one command writes whole."""
 
     command: str
-    files: frozenset[str]
-    record: str
+    files: frozenset[str]  # names of all files it writes
+    record: str  # the JSON file whose ``kind`` names the command
 
     def check(self, folder: Path, read: Sequence[Path] = ()) -> None:
-        """Refuse a folder with other files, one that cannot be written, or one of ``read``."""
+        """Refuses a folder with other files, one that cannot be written, or one of ``read``."""
         if folder.exists() and not folder.is_dir():
             raise BadInputError(f"--out {folder}: not a folder; choose another name")
-        held = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-        strange = [name for name in held if name not in self.files]
-        if strange or (held and not self.is_ours(folder)):
-            what = strange[0] if strange else held[0]
+        present = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+        strange = [name for name in present if name not in self.files]
+        if strange or (present and not self.is_ours(folder)):
+            what = strange[0] if strange else present[0]
             raise BadInputError(
                 f"--out {folder}: holds {what}, which no `{self.command}` wrote; choose another "
                 "folder, or move it away"
@@ -119,12 +120,12 @@ class OwnedFolder:
                 raise BadInputError(
                     f"--out {folder}: {path} would be written over; choose another folder"
                 )
-        there = next((p for p in folder.resolve().parents if p.exists()), None)
-        if there is None or not there.is_dir() or not os.access(there, os.W_OK):
+        parent = next((p for p in folder.resolve().parents if p.exists()), None)
+        if parent is None or not parent.is_dir() or not os.access(parent, os.W_OK):
             raise BadInputError(f"--out {folder}: cannot be written; choose another folder")
 
     def is_ours(self, folder: Path) -> bool:
-        """Whether the command wrote it."""
+        """Whether the command wrote ``folder``."""
         try:
             found = json.loads((folder / self.record).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -132,44 +133,39 @@ class OwnedFolder:
         return isinstance(found, dict) and found.get("kind") == self.command
 
     def remove(self, folder: Path) -> None:
-        """Remove one that the command wrote; anything else is left alone."""
+        """Removes ``folder`` if the command wrote it."""
         if self.is_ours(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
     def written(self, folder: Path) -> Iterator[Path]:
-        """An empty folder that takes the place of ``folder`` when the block ends well.
-
-        If the disk is full, what was in ``folder`` is still there.
-        """
+        """Yields an empty folder that replaces ``folder`` if the block ends without an error."""
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             sweep(folder.parent)
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=draft_prefix()) as made:
-                draft = Path(made) / "new"
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=draft_prefix()) as name:
+                draft = Path(name) / "new"
                 draft.mkdir()
                 yield draft
                 if folder.exists():
-                    os.replace(folder, Path(made) / "old")
+                    os.replace(folder, Path(name) / "old")
                 os.replace(draft, folder)
         except OSError as error:
             raise not_written(f"--out {folder}", error) from error
 
 
 def discard(folder: Path) -> None:
-    """Remove an earlier run's result, its summary first.
-
-    A run that is being computed must not look finished, and no file may belong to another answer.
-    """
+    """Removes an earlier run's results, run.json first."""
+    # Without run.json the folder does not look like a finished run from the first removal on.
     for name in (*RESULT_FILES, *VERIFY_FILES, *OLDER_FILES):
         (folder / name).unlink(missing_ok=True)
 
 
 def write_report(result: Record, problem: Problem) -> None:
-    """Write every file, ``run.json`` last, so that its presence means the folder is complete.
+    """Writes every file, ``run.json`` last: its presence means that the folder is complete.
 
     Raises:
-        MachineError: the disk is full; nothing was written then.
+        MachineError: the disk is full; nothing was written.
         BadInputError: the folder cannot be written.
     """
     tables = {name: getattr(result, name) for name in ("layers", "outputs", "search", "pins")}
@@ -190,7 +186,7 @@ def write_report(result: Record, problem: Problem) -> None:
 
 
 def _documents(result: Record) -> dict[str, str]:
-    """What people and CI read: all that can be written again from a run's folder."""
+    """The documents that can be written again from a run's folder."""
     return {
         "report.md": as_markdown(result),
         "report.html": as_html(result),
@@ -199,32 +195,32 @@ def _documents(result: Record) -> dict[str, str]:
 
 
 def write_documents(result: Record) -> None:
-    """Write report.html, report.md and junit.xml again."""
+    """Writes report.html, report.md and junit.xml again."""
     _write(result.folder, {}, _documents(result), {})
 
 
 def write_tables(result: Record) -> None:
-    """Write the error tables alone: layers.csv and outputs.csv."""
+    """Writes the error tables alone, layers.csv and outputs.csv."""
     _write(result.folder, {"layers": result.layers, "outputs": result.outputs}, {}, {})
 
 
 def _write(
     folder: Path, tables: dict[str, pd.DataFrame], texts: dict[str, str], models: dict[str, Any]
 ) -> None:
-    """Write all into a draft folder, then move each file, so that an error leaves no part."""
+    """Writes all into a draft folder, then moves each file, so that an error leaves no part."""
     try:
-        with scratch("result", folder) as made:
-            draft = Path(made)
-            for name, table in tables.items():
-                text = to_csv(table, TABLES[name])
-                (draft / f"{name}.csv").write_bytes(text.encode(errors="replace"))
-            for name, text in texts.items():
-                (draft / name).write_text(text, encoding="utf-8", errors="replace")
-            for name, model in models.items():
-                save_model(model, draft / name)
-            for name in reversed(RESULT_FILES):
-                if (draft / name).exists():
-                    os.replace(draft / name, folder / name)
+        with scratch("result", folder) as name:
+            draft = Path(name)
+            for table_name, table in tables.items():
+                text = to_csv(table, TABLES[table_name])
+                (draft / f"{table_name}.csv").write_bytes(text.encode(errors="replace"))
+            for file_name, text in texts.items():
+                (draft / file_name).write_text(text, encoding="utf-8", errors="replace")
+            for file_name, model in models.items():
+                save_model(model, draft / file_name)
+            for file_name in reversed(RESULT_FILES):  # run.json is first there, so moved last
+                if (draft / file_name).exists():
+                    os.replace(draft / file_name, folder / file_name)
     except OSError as error:
         if is_disk_full(error):
             raise MachineError(
@@ -235,7 +231,7 @@ def _write(
 
 
 def to_json(value: Any) -> str:
-    """Strict JSON: NaN becomes null, infinities become the strings "inf" and "-inf"."""
+    """Writes strict JSON: NaN becomes null, infinities the strings "inf" and "-inf"."""
     return json.dumps(_plain(value), indent=2, allow_nan=False)
 
 
@@ -244,7 +240,7 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
-    if hasattr(value, "item"):
+    if hasattr(value, "item"):  # a NumPy scalar
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
@@ -252,7 +248,7 @@ def _plain(value: Any) -> Any:
 
 
 def write_verification(found: Verification) -> None:
-    """Write verify.html, verify.json and verify.junit.xml, each whole."""
+    """Writes verify.html, verify.json and verify.junit.xml, each whole."""
     validation = found.validation
     overfitted = validation is not None and validation.word is ValidationVerdict.OVERFITTED
     page = (
@@ -274,7 +270,7 @@ def write_verification(found: Verification) -> None:
 
 
 def write_all(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write files into ``folder`` in their order, each whole.
+    """Writes files into ``folder`` in their order, each whole.
 
     Raises:
         MachineError: the disk is full.

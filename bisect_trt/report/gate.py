@@ -1,4 +1,4 @@
-"""The gate over all models of a project."""
+"""Reads a project file, and writes the result of all its models."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ PROJECT_FILE = "bisect.toml"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _FILES = ("--input", "--holdout", "--metric", "--augmented")
-"""Options whose texts may be paths, or functions in files."""
+"""Options whose values may be paths, or functions in files."""
 
 
 @dataclass(frozen=True)
 class Project:
-    """The settings of each model by its name, in the file's order; ``out`` holds their folders.
-
-    ``warnings`` name the keys of older versions that the file has.
-    """
+    """A project file."""
 
     path: Path
-    out: Path
-    runs: Mapping[str, Settings]
-    warnings: Sequence[str] = ()
+    out: Path  # folder of all runs
+    runs: Mapping[str, Settings]  # settings of each model by name, in file order
+    warnings: Sequence[str] = ()  # keys of older versions in the file
 
 
 def run_keys() -> dict[str, tuple[str, Option]]:
-    """What a model may be asked, by key: the field of the settings and its option."""
-    taken = {n: its for n, its in options().items() if "run" in its.commands and n != "out"}
-    return {its.flag.removeprefix("--"): (name, its) for name, its in taken.items()}
+    """The keys of a model's table, each with its field of the settings and its option."""
+    return {
+        option.flag.removeprefix("--"): (name, option)
+        for name, option in options().items()
+        if "run" in option.commands and name != "out"
+    }
 
 
 def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) -> Project:
-    """The project that a file describes; every model's settings are checked before any runs.
+    """Reads a project file and checks the settings of every model before any runs.
 
     Raises:
-        BadInputError: the file cannot be read, or says something that nobody understands.
+        BadInputError: the file cannot be read, or a key or value is wrong.
     """
     data = _parsed(path)
     _check_keys(path, "", data, ("out", "defaults", "models"))
@@ -67,20 +67,20 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
     for name, value in (("defaults", defaults), ("models", models)):
         if not isinstance(value, dict):
             raise BadInputError(f"{path}: {name} must be a table")
-    named = data.get("out", "reports/gate")
-    if not isinstance(named, str) or not named:
+    own_out = data.get("out", "reports/gate")
+    if not isinstance(own_out, str) or not own_out:
         raise BadInputError(f"{path}: out must be a path")
-    folder = out if out is not None else path.parent / named
+    folder = out if out is not None else path.parent / own_out
     warnings: list[str] = []
     shared = _fields(path, "[defaults]", defaults, (), warnings)
     if not models:
         raise BadInputError(f"{path}: names no model; add a table [models.NAME]")
     runs = {}
-    for name, asked in models.items():
+    for name, table in models.items():
         where = f"[models.{name}]"
         if not _NAME.fullmatch(name):
             raise BadInputError(f"{path}: {where}: a name is letters, digits, dots and dashes")
-        own = _fields(path, where, asked, ("model", "input"), warnings)
+        own = _fields(path, where, table, ("model", "input"), warnings)
         chosen = {**shared, **own, **overriding, "out": folder / name}
         try:
             runs[name] = Settings(**chosen)
@@ -91,7 +91,7 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
 
 
 def _check_values(settings: Settings) -> None:
-    """Refuse what can be known to be wrong before a model is read."""
+    """Refuses values that are wrong for every model."""
     check_requirements(settings.require, [str(metric) for metric in settings.metrics])
     check_kinds(settings.augmented)
     for text in settings.keep_fp32:
@@ -111,26 +111,25 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 120)})") from error
 
 
-def _check_keys(path: Path, where: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
-    known = list(known)
+def _check_keys(path: Path, where: str, table: Mapping[str, Any], valid: Sequence[str]) -> None:
     for key in table:
-        if key not in known:
-            near = get_close_matches(key, known, 1, 0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            at = f"{where}: " if where else ""
-            raise BadInputError(f"{path}: {at}unknown key {key!r}; {hint}")
+        if key not in valid:
+            near = get_close_matches(key, valid, 1, 0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(valid)}"
+            place = f"{where}: " if where else ""
+            raise BadInputError(f"{path}: {place}unknown key {key!r}; {hint}")
 
 
 def _in_todays_keys(table: Mapping[str, Any], where: str, warnings: list[str]) -> dict[str, Any]:
-    """``table`` with today's keys for those of older versions, each with a warning."""
+    """Replaces keys of older versions in ``table``, each with a warning."""
     today: dict[str, Any] = {}
     for key, value in table.items():
         name, translated = FORMER.get(f"--{key}", (f"--{key}", str))
         new = name.removeprefix("--")
         if new != key:
             warnings.append(f"{where}: {key!r} is called {new!r} now")
-            number = isinstance(value, float | int) and not isinstance(value, bool)
-            value = float(translated(str(value))) if number else value
+            is_number = isinstance(value, float | int) and not isinstance(value, bool)
+            value = float(translated(str(value))) if is_number else value
         today[new] = value
     return today
 
@@ -138,7 +137,7 @@ def _in_todays_keys(table: Mapping[str, Any], where: str, warnings: list[str]) -
 def _fields(
     path: Path, where: str, table: Any, required: Sequence[str], warnings: list[str]
 ) -> dict[str, Any]:
-    """The settings' fields that a table gives."""
+    """The fields of the settings that a table sets."""
     if not isinstance(table, dict):
         raise BadInputError(f"{path}: {where} must be a table")
     table = _in_todays_keys(table, where, warnings)
@@ -150,40 +149,40 @@ def _fields(
     found: dict[str, Any] = {}
     for key, value in table.items():
         if key in ("model", "input"):
-            its = Option(f"--{key}", "", kind=Path, repeatable=key == "input")
+            option = Option(f"--{key}", "", kind=Path, repeatable=key == "input")
             name = "model" if key == "model" else "inputs"
         else:
-            name, its = keys[key]
-        if not _fits(its, value):
+            name, option = keys[key]
+        if not _fits(option, value):
             words = {int: "a whole number", float: "a number", bool: "true or false"}
-            kind = "a list of texts" if its.repeatable else words.get(its.kind, "a text")
+            kind = "a list of texts" if option.repeatable else words.get(option.kind, "a text")
             raise BadInputError(f"{path}: {where}: {key} must be {kind}")
-        several = [value] if its.repeatable and isinstance(value, str) else value
-        found[name] = _placed(its, several, path.parent)
+        listed = [value] if option.repeatable and isinstance(value, str) else value
+        found[name] = _relative_to(path.parent, option, listed)
     return found
 
 
-def _fits(its: Option, value: Any) -> bool:
-    """Whether a TOML value has the option's type: a text is no number, a number no switch."""
-    if its.repeatable and isinstance(value, list):
+def _fits(option: Option, value: Any) -> bool:
+    """Whether a TOML value has the option's type."""
+    if option.repeatable and isinstance(value, list):
         return all(isinstance(v, str) for v in value)
-    if its.kind in (int, float):
-        kinds = (int,) if its.kind is int else (int, float)
+    if option.kind in (int, float):
+        kinds = (int,) if option.kind is int else (int, float)
         return isinstance(value, kinds) and not isinstance(value, bool)
-    return isinstance(value, bool if its.kind is bool else str)
+    return isinstance(value, bool if option.kind is bool else str)
 
 
-def _placed(its: Option, value: Any, folder: Path) -> Any:
-    """Paths beside the file, where it lies elsewhere than the command was started."""
+def _relative_to(folder: Path, option: Option, value: Any) -> Any:
+    """Makes the paths in an option's value relative to the project file's folder."""
     if isinstance(value, list):
-        return [_placed(its, v, folder) for v in value]
-    if not isinstance(value, str) or not (its.kind is Path or its.flag in _FILES):
+        return [_relative_to(folder, option, v) for v in value]
+    if not isinstance(value, str) or not (option.kind is Path or option.flag in _FILES):
         return value
-    if its.flag == "--augmented" and "," in value:
-        return ",".join(_placed(its, kind.strip(), folder) for kind in value.split(","))
+    if option.flag == "--augmented" and "," in value:
+        return ",".join(_relative_to(folder, option, kind.strip()) for kind in value.split(","))
     in_file = ".py:" in value
-    named = value == "none" or _MODULE.fullmatch(value) or its.flag == "--augmented"
-    return value if not value or (named and not in_file) else str(folder / value)
+    is_name = value == "none" or _MODULE.fullmatch(value) or option.flag == "--augmented"
+    return value if not value or (is_name and not in_file) else str(folder / value)
 
 
 MARKDOWN = "gate.md"
@@ -194,21 +193,21 @@ _OWNED = OwnedFolder("bisect-trt gate", frozenset({MARKDOWN, RECORD, JUNIT}), RE
 
 @dataclass(frozen=True)
 class Entry:
-    """One model: what its run found, or why there was none, and its exit code."""
+    """The result of one model."""
 
-    name: str
+    name: str  # name in the project file
     exit_code: int
-    result: Record | None = None
-    error: str = ""
+    result: Record | None = None  # record of its run; None after an error
+    error: str = ""  # one line on the error
 
     @property
     def is_refuted(self) -> bool:
-        """Whether its plan meets the requirements on the given inputs and closes the gate still."""
+        """Whether its plan passes on the given inputs but is refuted by validation."""
         return self.exit_code == 1 and self.result is not None and self.result.passed
 
     @property
     def said(self) -> str:
-        """The answer in one sentence; where the requirements are missed, which, and why."""
+        """The answer in one sentence, with the missed requirements and the cause."""
         found = self.result
         if found is None:
             return self.error
@@ -222,22 +221,22 @@ class Entry:
 
 @dataclass(frozen=True)
 class Gate:
-    """``entries`` in the file's order, of so many ``planned``."""
+    """The results of a project."""
 
-    folder: Path
-    entries: Sequence[Entry]
-    planned: int
+    folder: Path  # of the gate's own files
+    entries: Sequence[Entry]  # models that were run, in file order
+    planned: int  # number of models in the file
 
     @property
     def exit_code(self) -> int:
-        """The largest of the models': an error beside a requirement that is missed says more."""
+        """The largest exit code of the models, so that errors outrank missed requirements."""
         return max((entry.exit_code for entry in self.entries), default=0)
 
 
 def check_gate_folder(folder: Path, models: Iterable[str]) -> None:
-    """Refuse a folder with files of the gate's names that no gate wrote."""
-    if taken := sorted(_OWNED.files.intersection(models)):
-        raise BadInputError(f"[models.{taken[0]}]: the gate writes a file of that name")
+    """Refuses a folder that has files of the gate's names from another source."""
+    if clashes := sorted(_OWNED.files.intersection(models)):
+        raise BadInputError(f"[models.{clashes[0]}]: the gate writes a file of that name")
     if folder.exists() and not folder.is_dir():
         raise BadInputError(f"--out {folder}: not a folder; choose another name")
     strange = sorted(name for name in _OWNED.files if (folder / name).exists())
@@ -249,7 +248,7 @@ def check_gate_folder(folder: Path, models: Iterable[str]) -> None:
 
 
 def _table(gate: Gate) -> pd.DataFrame:
-    """A row a model."""
+    """A row per model."""
     rows: list[dict[str, Any]] = []
     for entry in gate.entries:
         word = {0: "pass", 1: "MISSED"}.get(entry.exit_code, f"ERROR {entry.exit_code}")
@@ -267,7 +266,7 @@ def _table(gate: Gate) -> pd.DataFrame:
 
 
 def gate_page(gate: Gate) -> Page:
-    """The answer and the table."""
+    """The answer and the table of models."""
     missed = _names(e for e in gate.entries if e.exit_code == 1 and not e.is_refuted)
     refuted = _names(e for e in gate.entries if e.is_refuted)
     broken = _names(e for e in gate.entries if e.exit_code > 1)
@@ -306,9 +305,9 @@ def gate_record(gate: Gate) -> dict[str, Any]:
 
 
 def write_gate(gate: Gate) -> None:
-    """Write gate.md, junit.xml and gate.json, each whole."""
+    """Writes gate.md, junit.xml and gate.json, each whole."""
     texts = {
-        RECORD: to_json(gate_record(gate)) + "\n",  # first: it says whose the others are
+        RECORD: to_json(gate_record(gate)) + "\n",  # first: it marks the folder as the gate's
         MARKDOWN: page_as_markdown(gate_page(gate), more=RECORD),
         JUNIT: _junit(gate),
     }
@@ -316,7 +315,7 @@ def write_gate(gate: Gate) -> None:
 
 
 def _junit(gate: Gate) -> str:
-    """The models' suites as one file; one that has no result is an error."""
+    """Joins the models' suites; a model without a result is an error."""
     suites = ElementTree.Element("testsuites", name="bisect-trt gate")
     for entry in gate.entries:
         if entry.result is not None:

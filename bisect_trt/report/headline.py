@@ -1,4 +1,4 @@
-"""The first lines of an answer, and what to do next."""
+"""Writes the first lines of an answer, and what to do next."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from bisect_trt.report.text import (
     validation_sentences,
 )
 
-MANY_PINS = 8
-"""Fewer are not worth advice."""
+MIN_PINS_FOR_ADVICE = 8
+"""Number of pins from which on advice about fewer of them is given."""
 
 FIRST_KINDS = ("alike", "offset", "quiet", "few-differ", "overflow-lost", "not-covered")
-"""Kinds of findings that the first lines say."""
+"""Kinds of findings that stand in the first lines."""
 
 _BY_PINS = (Cause.OVERFLOW, Cause.ROUNDING, Cause.ACCUMULATION, Cause.UNKNOWN)
-"""The causes that pins were searched for."""
+"""Causes that pins can cure."""
 
 _BROKEN = ("build-failed", "crashed", "timed-out")
 _REFUTED = "a test refutes it (the budget is spent)"
@@ -41,20 +41,20 @@ _SETTLED = {
 
 
 def next_step(result: Record) -> str:
-    """What to do where the answer is not yet good, blank where it is."""
+    """What the user can do next; blank where the answer is good."""
     steps = _next_steps(result)
     return f"What next: {'; '.join(steps)}." if steps else ""
 
 
 def _next_steps(result: Record) -> list[str]:
-    word = tone(result)
+    how = tone(result)
     advice = _odd_inputs(result) or _fewer_pins(result)
-    if word == "ok":
+    if how == "ok":
         return [advice] if advice else []
-    if word == "bad":
-        cut = result.out_of_time or result.interrupted
+    if how == "bad":
+        unfinished = result.out_of_time or result.interrupted
         fp32 = _met_in(result, Precision.FP32, runner=result.runner)
-        if result.cause in _BY_PINS and result.engine is not None and fp32 and not cut:
+        if result.cause in _BY_PINS and result.engine is not None and fp32 and not unfinished:
             return ["ship it in FP32, whose engine meets the requirement, or loosen that"]
         return []
     if result.interrupted:
@@ -66,8 +66,8 @@ def _next_steps(result: Record) -> list[str]:
         if result.precision is not Precision.TF32 and _met_in(result, Precision.TF32):
             steps.append("run everything in TF32, which meets it on the given inputs")
         if advice or _some_hold_with_fewer(result):
-            some = "take fewer pins, which hold on some inputs (tradeoff.csv, --pick SHARE)"
-            steps.append(advice or some)
+            fewer = "take fewer pins, which hold on some inputs (tradeoff.csv, --pick SHARE)"
+            steps.append(advice or fewer)
         steps = steps or ["ship it in FP32, or loosen the requirement"]
     elif advice:
         steps.append(advice)
@@ -82,11 +82,10 @@ def _more_inputs(result: Record) -> list[str]:
     if validation.fitted:
         return ["search without --robust 0"]
     if any(metric.endswith("@all") for metric in result.metrics):
-        # Of a metric of all inputs no number of them tells what it would be on others.
-        return []
+        return []  # a metric over all inputs is one number, which more inputs do not bound
     step = "give more inputs of the kind that it will meet"
     if not validation.has_margin and validation.set_size == 1:
-        # So many speak for others by themselves, where their copies cannot.
+        # Without a margin copies prove nothing; this many given inputs are validated by themselves.
         step += f", {copies_needed(validation.wanted, CONFIDENCE)} in all"
         step += "," if result.pinned else ""
     if result.pinned:
@@ -95,7 +94,7 @@ def _more_inputs(result: Record) -> list[str]:
 
 
 def _outcomes(result: Record, precision: Precision, runner: str = "") -> pd.Series[str]:
-    """How the baselines ended that ran everything in ``precision``, on ``runner`` if given."""
+    """Outcomes of the baselines with everything in ``precision``, on ``runner`` if given."""
     if result.outputs.empty:
         return pd.Series(dtype=str)
     label = result.outputs["baseline"]
@@ -111,21 +110,22 @@ def _met_in(result: Record, precision: Precision, runner: str = "") -> bool:
 
 
 def _odd_inputs(result: Record) -> str:
-    """A few given inputs that ask for half of the pins or more, by the trade-off curve."""
+    """Advice on a few given inputs that cause half of the pins or more; blank for none."""
     pins, table = len(result.plan.pinned), result.tradeoff
-    if table.empty or "given_missed" not in table or pins < MANY_PINS:
+    if table.empty or "given_missed" not in table or pins < MIN_PINS_FOR_ADVICE:
         return ""
     missed = table["given_tested"] - table["given_passed"]
     odd = (missed > 0) & (missed <= 0.25 * table["given_tested"])
     odd &= (table["pins"] <= pins / 2) & table["given_missed"].notna()
-    odd &= table["worst_score"] >= 4.0  # one that misses by less asks for its pins as others do
+    odd &= table["worst_score"] >= 4.0  # ordinary inputs miss by less
     for kind in ("perturbed", "augmented"):
-        # Where copies of the others miss more often, these are not odd.
+        # Where copies of other inputs miss more often, the given ones are not odd.
         alike = table[f"{kind}_share"] >= table["given_share"] - 0.1
         odd &= alike | (table[f"{kind}_tested"] == 0)
     if not odd.any():
         return ""
     row = table.assign(missed=missed)[odd].sort_values(["missed", "pins"]).iloc[0]
+    # A near tie, such as between two classes, flips with any rounding.
     one = int(row["missed"]) == 1
     near = "it is a near tie, run without it" if one else "they are near ties, run without them"
     return (
@@ -135,34 +135,34 @@ def _odd_inputs(result: Record) -> str:
 
 
 def _fewer_pins(result: Record) -> str:
-    """A smaller set on the trade-off curve that held on all given inputs, blank for none."""
+    """Advice on a smaller set of the trade-off curve that passed on all given inputs."""
     pins, table, validation = len(result.plan.pinned), result.tradeoff, result.validation
     if table.empty or not pins:
         return ""
-    held = table["given_passed"] == table["given_tested"]
-    held &= table["pins"] <= 0.75 * pins
-    seen = table["given_tested"] + table["perturbed_tested"] + table["augmented_tested"]
-    copies = seen >= 10  # fewer tell little
+    passed = table["given_passed"] == table["given_tested"]
+    passed &= table["pins"] <= 0.75 * pins
+    tested = table["given_tested"] + table["perturbed_tested"] + table["augmented_tested"]
+    all_passed = passed & (tested >= 10)  # fewer show little
     for kind in ("perturbed", "augmented"):
-        copies &= table[f"{kind}_passed"] == table[f"{kind}_tested"]
-    told = validation is not None and not validation.fitted and pins >= MANY_PINS
-    if told and validation is not None and (held & copies).any():
-        row = table.assign(seen=seen)[held & copies].sort_values("pins").iloc[0]
+        all_passed &= table[f"{kind}_passed"] == table[f"{kind}_tested"]
+    has_many = pins >= MIN_PINS_FOR_ADVICE
+    if validation is not None and not validation.fitted and has_many and all_passed.any():
+        row = table.assign(tested=tested)[all_passed].sort_values("pins").iloc[0]
         size = validation.set_size
         what = "inputs and copies" if size == 1 else f"sets of {size}"
         return (
-            f"fewer may do: {counted(int(row['pins']), 'pin')} held on all of {row['seen']} {what} "
-            f"(tradeoff.csv, --pick {validation.wanted:g})"
+            f"fewer may do: {counted(int(row['pins']), 'pin')} held on all of {row['tested']} "
+            f"{what} (tradeoff.csv, --pick {validation.wanted:g})"
         )
-    if not held.any():
+    if not passed.any():
         return ""
-    row = table[held].sort_values("pins").iloc[0]
-    few, tested = counted(int(row["pins"]), "layer"), int(row["given_tested"])
-    return f"{few} hold on all {tested} given inputs, copies of them ask for more"
+    row = table[passed].sort_values("pins").iloc[0]
+    few = counted(int(row["pins"]), "layer")
+    return f"{few} hold on all {int(row['given_tested'])} given inputs, copies of them ask for more"
 
 
 def _some_hold_with_fewer(result: Record) -> bool:
-    """Whether some given input holds with fewer pins than the plan has."""
+    """Whether some given input passes with fewer pins than the plan has."""
     table = result.tradeoff
     if table.empty:
         return False
@@ -171,13 +171,14 @@ def _some_hold_with_fewer(result: Record) -> bool:
 
 
 def headline(result: Record) -> str:
-    """The answer in one sentence, and what it would mislead without."""
-    said = [f.message.partition(": ")[0] for f in result.findings if f.weighty]
+    """The answer in one sentence, with the findings that limit it."""
+    limits = [f.message.partition(": ")[0] for f in result.findings if f.weighty]
     answer = of_one_input(_answer(result), result.validation if result.passed else None)
-    return f"{answer} But {'; and '.join(said)}." if said else answer
+    return f"{answer} But {'; and '.join(limits)}." if limits else answer
 
 
 def _answer(result: Record) -> str:
+    """The answer in one sentence."""
     if result.cause in _SETTLED:
         return _SETTLED[result.cause]
     if not result.passed:
@@ -195,11 +196,12 @@ def _answer(result: Record) -> str:
         return f"{meets}{where}{refuted}."
     held = len(result.plan.held)
     if held and not is_lifted(result):
-        return f"{meets} with what is held in FP32 (layers: {held}){where}."
+        return f"{meets} with {counted(held, 'layer')} held in FP32{where}."
     return f"{meets} as it is{where}: nothing to pin."
 
 
 def _kept(result: Record) -> str:
+    """How many layers to keep in FP32, without a full stop."""
     pins, layers, held = len(result.pinned), result.layer_count, len(result.plan.held)
     kept = f"Keep {pins} of {counted(layers, 'layer')} in FP32"
     if is_nearly_all(result):
@@ -214,23 +216,23 @@ def _kept(result: Record) -> str:
 
 
 def _proof(result: Record) -> str:
-    """What shows that the pins are needed."""
+    """The evidence that the pins are needed."""
     if result.ranked:
-        alone = result.layers.get("sensitivity")
-        by = "what each does" if alone is None or alone.notna().any() else "its own error"
+        scores = result.layers.get("sensitivity")
+        by = "what each does" if scores is None or scores.notna().any() else "its own error"
         return f"ranked by {by}, not proved one by one"
     each = "each of the others" if result.plan.held else "each"
     proof = f"{each} proved to be needed" if result.complete else "not yet proved to be minimal"
     share = result.pins["tolerance_share"].min() if len(result.pins) else math.nan
-    if result.complete and share < 0.995:  # else the two digits would say 1
+    if result.complete and share < 0.995:  # larger shares round to 1
         proof += f" within {share:.2g} of the tolerance"
     broken = result.pins["outcome_without"].isin(_BROKEN).sum() if len(result.pins) else 0
-    # A run that breaks is no wrong number: the reader has to know which of the two it was.
+    # A crash is weaker evidence than a wrong number, so these pins are counted apart.
     return f"{proof} ({broken} because the run breaks without it)" if broken else proof
 
 
 def _of_given(result: Record) -> str:
-    """On how many of the given inputs, where ``--allow-misses`` or ``--pick`` let some miss it."""
+    """How many given inputs pass, where some are allowed to miss; blank if all pass."""
     given = result.validation.given if result.validation is not None else None
     if given is None or given.passed == given.tested:
         return ""
@@ -238,7 +240,7 @@ def _of_given(result: Record) -> str:
 
 
 def answer_lines(result: Record) -> list[str]:
-    """The answer's first lines: the sentence, on what it holds, the cause, before and after."""
+    """The first lines: answer, validation, next step, cause, before and after."""
     lines = [headline(result), *validation_sentences(result.validation)[:2], *not_covered(result)]
     lines += [line for line in (next_step(result), result.sentence) if line]
     if not math.isnan(result.base_score):
@@ -249,13 +251,13 @@ def answer_lines(result: Record) -> list[str]:
 
 
 def not_covered(result: Record) -> list[str]:
-    """Which inputs nothing was seen of, in the first lines."""
+    """Findings for the first lines, such as kinds of inputs that were not tested."""
     found = [f.message for kind in FIRST_KINDS for f in result.findings if f.kind == kind]
     return [f"{text[0].upper()}{text[1:]}." for text in found[:3]]
 
 
 def score_before(result: Record) -> str:
-    """What everything reduced uses of the tolerance."""
+    """The score with everything reduced, in words."""
     counting = " on those that count" if result.given_share < 1.0 else ""
     outcomes = _outcomes(result, result.precision)
     missed = outcomes[outcomes.ne("") & outcomes.ne("pass")]
@@ -264,25 +266,25 @@ def score_before(result: Record) -> str:
 
 
 def score_after(result: Record) -> str:
-    """What the plan uses of the tolerance, and what the worst of the inputs does that may miss."""
-    said = times(result.score)
+    """The score of the plan in words, with that of the worst input that may miss."""
+    score = times(result.score)
     given = result.validation.given if result.validation is not None else None
     if given is None or given.passed == given.tested or not given.worst_score > 1.0:
-        return said
-    return f"{said} on those that count, {times(given.worst_score)} on the worst given input"
+        return score
+    return f"{score} on those that count, {times(given.worst_score)} on the worst given input"
 
 
 def left_behind(result: Record) -> str:
     """What an interrupted run leaves, for the terminal."""
     answer = of_one_input(_answer(result), result.validation)
-    said = " ".join([answer, *validation_sentences(result.validation)])
+    sentences = " ".join([answer, *validation_sentences(result.validation)])
     return (
         f"the best plan so far is in {result.folder}; run the same command again to go on from "
-        f"here. {said}"
+        f"here. {sentences}"
     )
 
 
 def files_line(result: Record) -> str:
-    """Where the report is, and the model to ship."""
+    """The paths of the report and of the model to ship."""
     shipped = f"   model to ship: {result.folder}/model.typed.onnx" if result.passed else ""
     return f"report: {result.folder}/report.html{shipped}"

@@ -1,4 +1,4 @@
-"""report.html: its first screen, its tables and plots, and what to copy."""
+"""Writes report.html: first screen, tables, plots and recipes to copy."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from bisect_trt.report.record import Record
 from bisect_trt.settings import options
 
 SHOWN_ROWS = 300
+"""Rows of a table in the page; the CSV files have all."""
+
 _TRADEOFF = names_in(
     "pins set given_share perturbed_share perturbed_lower_bound augmented_share holdout_share "
     "p50_score p95_score worst_score latency_ms"
@@ -52,7 +54,7 @@ _TITLES = {
     "ref_min": "smallest value",
     "ref_max": "largest value",
 }
-"""Titles of columns in the page; its tooltips have their names in layers.csv."""
+"""Titles of columns in the page; tooltips give their names in layers.csv."""
 
 _SCRIPTS = ("plotly-basic.min.js", "dataTables.min.js", "report.js")
 _STYLES = ("dataTables.min.css", "report.css", "answer.css")
@@ -60,16 +62,16 @@ _STYLES = ("dataTables.min.css", "report.css", "answer.css")
 
 @cache
 def environment() -> Environment:
-    """The package's templates for pages; they escape what they are given."""
-    # The template's name ends in .j2: what is chosen by endings would escape nothing.
-    made = _templates(autoescape=True, finalize=_harmless)
-    made.filters |= {"brief": brief, "cell": _cell, "code": _code}
-    return made
+    """The templates of pages, which escape all values."""
+    # Jinja's select_autoescape goes by file endings, and .j2 would escape nothing.
+    templates = _templates(autoescape=True, finalize=_harmless)
+    templates.filters |= {"brief": brief, "cell": _cell, "code": _code}
+    return templates
 
 
 @cache
 def text_environment() -> Environment:
-    """The package's templates for files that no browser reads; callers escape."""
+    """The templates of other files, which do not escape; callers do."""
     return _templates(autoescape=False, keep_trailing_newline=True)
 
 
@@ -85,22 +87,22 @@ def _templates(**more: Any) -> Environment:
 
 @cache
 def _asset(name: str) -> Markup:
-    """A file of ours or of the libraries, as it stands in the page."""
+    """The text of an asset, trusted as markup."""
     return Markup((files("bisect_trt.report") / "assets" / name).read_text(encoding="utf-8"))
 
 
 def _harmless(value: Any) -> Any:
-    """Text without characters that a browser would obey; markup of our own as it is."""
+    """Spells out control characters in text; leaves markup as it is."""
     return printable(value) if type(value) is str else value
 
 
 def _code(lines: str) -> Markup:
-    """Lines of code, with all control characters but line breaks spelled out."""
+    """Lines of code, with all control characters except line breaks spelled out."""
     return Markup("\n").join(printable(line) for line in lines.split("\n"))
 
 
 def _cell(value: Any) -> str:
-    """A table's cell: words for flags, blank where nothing is known."""
+    """The text of a table's cell: words for flags, blank for unknown values."""
     if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool) or type(value).__name__ == "bool":
@@ -109,7 +111,7 @@ def _cell(value: Any) -> str:
 
 
 class Tile(NamedTuple):
-    """A figure of the first screen: what it is, its value, and what to know about it."""
+    """A number of the first screen, with its name and a note."""
 
     name: str
     value: str
@@ -117,12 +119,12 @@ class Tile(NamedTuple):
 
 
 def _tiles(result: Record) -> list[Tile]:
-    """Cause, the plan's size, before and after, and what it costs."""
+    """Cause, number of pins, scores before and after, and latency."""
     found = [Tile("cause", result.cause.value)]
     if result.passed:
         note = f"of {counted(result.layer_count, 'layer')} stay in FP32"
         found.append(Tile("pins", str(len(result.pinned)), note))
-    # A larger score on an input that may miss is not the plan's.
+    # Inputs that may miss do not count, so their scores are not shown here.
     count = ", on the inputs that count" if result.given_share < 1.0 else ""
     everything = f"everything in {result.precision.value.upper()}{count}"
     scores = (
@@ -133,46 +135,35 @@ def _tiles(result: Record) -> list[Tile]:
         if name == "before" or not math.isnan(score):
             of = "tolerance, " if score < NOTHING_ALLOWED else ""
             found.append(Tile(name, brief(score), f"{of}{words}"))
-    cost = _cost(result)
-    return [*found, cost] if cost is not None else found
-
-
-def _cost(result: Record) -> Tile | None:
-    """The latency, where engines were built."""
-    if "latency_ms" in result.cost:
-        rows = zip(result.cost["engine"], result.cost["latency_ms"], strict=True)
-        latency = {
-            str(engine).rpartition(" ")[2]: f"{text.number(float(ms))} ms" for engine, ms in rows
-        }
+    latency = text.latencies(result)
+    if "plan" in latency:
         others = [name for name in ("fp32", result.precision.value) if name in latency]
-        if "plan" in latency:
-            beside = ", ".join(f"{name.upper()} {latency[name]}" for name in others)
-            return Tile("latency", latency["plan"], beside)
-    return None
+        note = ", ".join(f"{name.upper()} {latency[name]}" for name in others)
+        found.append(Tile("latency", latency["plan"], note))
+    return found
 
 
 def _tested(validation: Validation | None) -> list[tuple[str, Tally, str, str]]:
-    """Each kind of input that was tested: its name, what was found, the bound, the worst input."""
+    """The name, tally, lower bound and worst input of each kind of input that was tested."""
     found: list[tuple[str, Tally, str, str]] = []
     if validation is None:
         return found
     for kind in InputKind:
-        its = validation.of(kind)
-        if its.tested:
-            bound = f"at least {100.0 * its.lower_bound:.1f} % of all"
-            # The file's own name: the path is in inputs.csv.
-            worst = re.split(r"[\\/]", its.worst)[-1]
-            found.append((kind.words, its, "" if kind is InputKind.GIVEN else bound, worst))
+        tally = validation.of(kind)
+        if tally.tested:
+            bound = f"at least {100.0 * tally.lower_bound:.1f} % of all"
+            worst = re.split(r"[\\/]", tally.worst)[-1]  # the full path is in inputs.csv
+            found.append((kind.words, tally, "" if kind is InputKind.GIVEN else bound, worst))
     return found
 
 
 def _answer(result: Record) -> dict[str, Any]:
-    """The values of ``answer.html.j2``, the first screen."""
+    """The values for ``answer.html.j2``, the first screen."""
     return {
         "result": result,
         "tone": text.tone(result),
         "headline": headline(result),
-        # The first sentence is the table's caption and rows.
+        # The table's caption and rows say the first sentence.
         "validation": [*text.validation_sentences(result.validation)[1:], *not_covered(result)],
         "caption": text.caption_of(result.validation),
         "meaning": text.meaning_of(result.validation),
@@ -184,21 +175,18 @@ def _answer(result: Record) -> dict[str, Any]:
 
 
 def as_fragment(result: Record) -> str:
-    """The first screen as an element of a notebook's page, in its colours."""
+    """The first screen as an element for a notebook."""
     style = _asset("notebook.css") + _asset("answer.css")
     template = environment().get_template("notebook.html.j2")
     return template.render(style=style, files=files_line(result), **_answer(result))
 
 
 def as_html(result: Record) -> str:
-    """The page. Names from models and paths are text in it.
-
-    Templates escape, the data that scripts read is JSON, and only the page's own scripts run.
-    """
+    """The whole page; names from models and paths cannot become markup or scripts in it."""
     plots = _figures(result)
     data = {"figures": [f.as_json() for f in plots.values()], "layers": layer_data(result.layers)}
     by_kind: dict[str, list[Finding]] = {}
-    # Constants that partly vanish are many and harmless.
+    # Constants that partly vanish are many and harmless, so they come last.
     for finding in sorted(result.findings, key=lambda f: (not f.weighty, f.kind == VANISHING)):
         by_kind.setdefault(finding.kind, []).append(finding)
     inputs, layers = tables.worst_inputs(result.inputs), tables.worst_layers(result.layers)
@@ -239,7 +227,7 @@ def as_html(result: Record) -> str:
 
 
 def _figures(result: Record) -> dict[str, figures.Figure]:
-    """The plots that there is something to draw for, by name."""
+    """The plots that have data, by name."""
     found = (
         figures.tradeoff_figure(result.tradeoff),
         figures.baselines_figure(result.outputs),
@@ -255,10 +243,10 @@ def _figures(result: Record) -> dict[str, figures.Figure]:
 
 @cache
 def _policy() -> str:
-    """The Content-Security-Policy: nothing is loaded, and only the page's own scripts run."""
+    """The Content-Security-Policy: nothing is loaded, only the page's own scripts run."""
     digests = [hashlib.sha256(_asset(name).encode()).digest() for name in _SCRIPTS]
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    # Plotly and DataTables set styles; pictures are made in the page.
+    # Plotly and DataTables set inline styles, and Plotly exports pictures as data.
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -266,7 +254,7 @@ def _policy() -> str:
 
 
 def _script_json(data: Any) -> Markup:
-    """JSON as a script element holds it: nothing in it can end the element."""
+    """JSON for a script element, escaped so that no text can end the element."""
     written = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         written = written.replace(character, f"\\u{ord(character):04x}")
@@ -274,7 +262,7 @@ def _script_json(data: Any) -> Markup:
 
 
 class Table(NamedTuple):
-    """``rows`` under ``columns``; ``left_out`` counts those that only the CSV file has."""
+    """Rows under columns; ``left_out`` counts the rows that only the CSV file has."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -283,20 +271,20 @@ class Table(NamedTuple):
 
 def _table(table: pd.DataFrame, columns: Sequence[str], left_out: int = 0) -> Table:
     present = [c for c in columns if c in table]
-    rows = text.scores_told(table[present].head(SHOWN_ROWS)).to_numpy(dtype=object).tolist()
+    rows = text.scores_in_words(table[present].head(SHOWN_ROWS)).to_numpy(dtype=object).tolist()
     return Table(present, rows, max(left_out, len(table) - SHOWN_ROWS))
 
 
 def pin_rows(result: Record) -> Table:
-    """The certificate: each pin with the evaluation that failed without it.
+    """Each pin with the evaluation that failed without it.
 
-    Where no pin is proved, the pins with their sensitivities, the worst first.
+    Where no pin is proved, the pins come with their sensitivities, the worst first.
     """
     pins = result.pins
     if pins.empty:
         return Table((), ())
-    known = [c for c in ("sensitivity", "module", "file", "line") if c in result.layers]
-    shown = _with_places(pins.merge(result.layers[["layer", *known]], on="layer", how="left"))
+    present = [c for c in ("sensitivity", "module", "file", "line") if c in result.layers]
+    shown = _with_places(pins.merge(result.layers[["layer", *present]], on="layer", how="left"))
     proof = [c for c in _PROOF if c != "proved" or not pins["proved"].all()]
     if not pins["proved"].any():
         proof = []
@@ -306,7 +294,7 @@ def pin_rows(result: Record) -> Table:
 
 
 def layer_data(table: pd.DataFrame) -> dict[str, Any]:
-    """Every layer as the page's script reads it: columns with their kinds, rows of plain values."""
+    """Every layer for the page's script: columns with their kinds, rows of plain values."""
     shown = _with_places(table)
     columns, values = [], []
     for name in (c for c in _LAYERS if c in shown):
@@ -317,7 +305,7 @@ def layer_data(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _plain(value: Any, kind: str) -> float | int | str | None:
-    """A value for JSON: None where it is not known, infinities as the texts "inf" and "-inf"."""
+    """A value for JSON: None for unknown, the texts "inf" and "-inf" for infinities."""
     if kind == "text":
         return printable(str(value))
     if pd.isna(value):
@@ -331,7 +319,7 @@ def _plain(value: Any, kind: str) -> float | int | str | None:
 
 
 def _with_places(table: pd.DataFrame) -> pd.DataFrame:
-    """``table`` with ``where`` (such as ``net.py:21``); without blank columns."""
+    """Adds a column ``where``, such as ``net.py:21``, and drops blank columns."""
     where = [""] * len(table)
     if "file" in table:
         rows = zip(table["file"].fillna("").map(str), table["line"], strict=True)
@@ -347,12 +335,13 @@ def _base(path: str) -> str:
 
 _ENGINE = "model.engine"
 _FROM = "From where the run was started."
+
 Shape = tuple[int, ...]
 Profile = Mapping[str, tuple[Shape, Shape, Shape]]
 
 
 class Recipe(NamedTuple):
-    """A heading, the text to copy, and what to know about it."""
+    """A heading, a text to copy and a note on it."""
 
     name: str
     text: str
@@ -360,16 +349,16 @@ class Recipe(NamedTuple):
 
 
 def recipes(result: Record) -> list[Recipe]:
-    """How to ship the plan; nothing where none meets the requirements."""
+    """Ways to ship the plan; empty where no plan meets the requirements."""
     if not result.passed:
         return []
     tf32 = Precision.TF32 in (result.plan.base, result.plan.pin_precision)
     profile = profile_of_inputs(result)
-    # Its path from where the run was started, as those of the model and its inputs are.
+    # As given to the run: relative paths start at the folder in which it was started.
     words = shlex.split(result.command)
     folder = words[words.index("--out") + 1] if "--out" in words[:-1] else ""
     plan = Path(folder) / PLAN
-    # The plan of a rewritten model is of its layers.
+    # A rewritten model has other layers, which the plan names.
     model = str(plan.with_name(REWRITTEN_MODEL)) if result.rewritten else result.model
     weak = ["bisect-trt", "export", model, "--plan", str(plan), "--format", "trtexec"]
     verify = ["bisect-trt", "verify", result.model, *_input_words(words), "--plan", str(plan)]
@@ -384,23 +373,23 @@ def recipes(result: Record) -> list[Recipe]:
 
 
 def profile_of_inputs(result: Record) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """The smallest, usual and largest shape of each graph input that has no static shape."""
+    """The smallest, first and largest shape of each input with a dynamic shape."""
     if "shapes" not in result.inputs:
         return {}
-    seen = [json.loads(shapes) for shapes in result.inputs["shapes"]]
-    found = {}
+    by_sample = [json.loads(shapes) for shapes in result.inputs["shapes"]]
+    profile = {}
     for name in result.dynamic_inputs:
-        shapes = [tuple(int(d) for d in one[name]) for one in seen if name in one]
+        shapes = [tuple(int(d) for d in sample[name]) for sample in by_sample if name in sample]
         if shapes and len({len(shape) for shape in shapes}) == 1:
-            each = list(zip(*shapes, strict=True))
-            found[name] = (tuple(map(min, each)), shapes[0], tuple(map(max, each)))
-    return found
+            sizes = list(zip(*shapes, strict=True))
+            profile[name] = (tuple(map(min, sizes)), shapes[0], tuple(map(max, sizes)))
+    return profile
 
 
 def _input_words(command: Sequence[str]) -> list[str]:
-    """The options of a run that say how its inputs are read; the plan says what is asked."""
-    switches = {its.flag for its in options().values() if its.kind is bool}
-    words, kept = iter(command[3:]), list[str]()  # behind "bisect-trt run MODEL"
+    """The options of a run's command that ``verify`` needs too; the plan has the others."""
+    switches = {option.flag for option in options().values() if option.kind is bool}
+    words, kept = iter(command[3:]), list[str]()  # after "bisect-trt run MODEL"
     for flag in words:
         value = [] if flag in switches else [next(words, "")]
         if flag in ("--input", "--stacked", "--infinite", "--rewrite", "--profile"):
@@ -438,10 +427,10 @@ def _python(profile: Profile, *, tf32: bool) -> str:
 
 
 def _folded(words: Sequence[str]) -> str:
-    """A command for a POSIX shell, folded where lines would become long."""
+    """A command for a POSIX shell, folded at 90 characters."""
     lines, parts = [""], [shlex.quote(words[0])]
     for word in words[1:]:
-        # An option's value stays on its line.
+        # An option and its value stay on one line.
         if parts[-1].startswith("-") and not word.startswith("-"):
             parts[-1] += f" {shlex.quote(word)}"
         else:

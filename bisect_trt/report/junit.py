@@ -1,4 +1,4 @@
-"""The result for CI: a test case for each requirement, each kind of input it holds on, each pin."""
+"""Writes the result for CI: a test case per requirement, kind of input and pin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bisect_trt.steps.verify import Verification
 
 
 class _Case(NamedTuple):
-    """A test case: why it fails or was skipped (blank if not), and what was seen."""
+    """A test case; ``failure`` and ``skipped`` give the reason, blank where it passed."""
 
     name: str
     failure: str = ""
@@ -33,9 +33,9 @@ class _Suite(NamedTuple):
 
 
 def as_junit(result: Record) -> str:
-    """A suite of one run; it has a failure where the exit code is 1, or the plan is overfitted.
+    """The suite of one run, with failures where the exit code is 1 or the plan overfitted.
 
-    A pin that nothing proves is skipped.
+    Pins without a proof are skipped cases.
     """
     suite = _Suite(result.model, result.seconds, headline(result), result.validation)
     cases = [*_requirements(result), *_validation(result.validation)]
@@ -47,16 +47,17 @@ def as_junit(result: Record) -> str:
 
 
 def verification_as_junit(found: Verification) -> str:
-    """A suite of one verification: each check, and each kind of input that was tested."""
+    """The suite of one verification: each check, and each kind of input that was tested."""
     cases = []
     for check in found.checks:
-        said = {False: "failure", None: "skipped", True: "shown"}[check.validation]
-        cases.append(_Case(check.what, **{said: check.detail}))
+        field = {False: "failure", None: "skipped", True: "shown"}[check.validation]
+        cases.append(_Case(check.what, **{field: check.detail}))
     suite = _Suite(found.model, found.seconds, verdict(found), found.validation)
     return _written(suite, [*cases, *_validation(found.validation)])
 
 
 def _written(suite: _Suite, cases: list[_Case]) -> str:
+    """The suite as XML."""
     counts = {
         "tests": len(cases),
         "failures": sum(bool(case.failure) for case in cases),
@@ -86,7 +87,7 @@ def _written(suite: _Suite, cases: list[_Case]) -> str:
 
 
 def _requirements(result: Record) -> Iterator[_Case]:
-    """The missed requirements fail; all of them where they cannot be told apart."""
+    """A case per requirement; all fail where the missed one is unknown."""
     scores = judged_scores(result.by_requirement)
     missed = [r for r, score in scores.items() if score > 1.0] or list(result.requirements)
     for text in result.requirements:
@@ -97,7 +98,7 @@ def _requirements(result: Record) -> Iterator[_Case]:
 
 
 def _validation(validation: Validation | None) -> Iterator[_Case]:
-    """Each kind of input that was tested fails where fewer pass than chance explains."""
+    """A case per kind of input; it fails where more miss than chance explains."""
     if validation is None:
         return
     kinds = (
@@ -111,12 +112,12 @@ def _validation(validation: Validation | None) -> Iterator[_Case]:
         missed.add(id(validation.given))
     for words, kind in kinds:
         if kind.tested:
-            said = _counted(kind)
+            passed = _passed(kind)
             bound = f", at least {100.0 * kind.lower_bound:.1f} % with 95 % confidence"
-            shown = said if kind is validation.given else said + bound
-            yield _Case(f"holds on {words}", said if id(kind) in missed else "", shown=shown)
+            shown = passed if kind is validation.given else passed + bound
+            yield _Case(f"holds on {words}", passed if id(kind) in missed else "", shown=shown)
 
 
-def _counted(kind: Tally) -> str:
+def _passed(kind: Tally) -> str:
     worst = f"; the worst, {kind.worst}, is at {times(kind.worst_score)}" if kind.worst else ""
     return f"{kind.passed} of {kind.tested} meet the requirement{worst}"

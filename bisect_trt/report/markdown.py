@@ -1,4 +1,4 @@
-"""The result for a pull request, in GitHub's Markdown; names are text wherever they stand."""
+"""Writes results in GitHub's Markdown, with all names escaped."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bisect_trt.report.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
 from bisect_trt.report.text import (
     engine_sentences,
     number,
-    scores_told,
+    scores_in_words,
     search_sentences,
     validation_sentences,
 )
 
 SHOWN_ROWS = 100
-"""A comment on GitHub holds 65,536 characters; the CSV files have the rest."""
+"""Rows of a table: a comment on GitHub holds 65,536 characters."""
 
 _PINS = names_in("layer op sensitivity proved proved_on outcome_without score_without")
 _REQUIREMENTS = names_in("requirement reduced_score plan_score")
@@ -34,7 +34,7 @@ def as_markdown(result: Record) -> str:
 
 
 def answer_lines(result: Record) -> Iterator[str]:
-    """The answer in one sentence, the cause, before and after, and what the plan holds on."""
+    """The answer in one sentence, the cause, before and after, and the validation."""
     yield f"# bisect-trt: {markdown(result.model)} at {result.precision.value.upper()}"
     yield from ("", f"**{markdown(headline(result))}**", "")
     of_inputs = (*validation_sentences(result.validation), *not_covered(result))
@@ -52,6 +52,7 @@ def answer_lines(result: Record) -> Iterator[str]:
 
 
 def _detail_lines(result: Record) -> Iterator[str]:
+    """Requirements, pins, outputs, engines, findings and versions."""
     if len(result.requirements) > 1 and len(result.by_requirement):
         yield from ("", "## Requirements", "")
         yield from table_lines(result.by_requirement, _REQUIREMENTS)
@@ -75,25 +76,26 @@ def _detail_lines(result: Record) -> Iterator[str]:
 
 
 def _validation_table(validation: Validation) -> pd.DataFrame:
+    """A row per kind of input that was tested."""
     rows = []
     for kind in InputKind:
-        its = validation.of(kind)
-        if its.tested:
-            row = {"inputs": kind.words, "passed": its.passed, "tested": its.tested}
-            row["at least"] = f"{100.0 * its.lower_bound:.1f} %" if its.lower_bound else ""
-            rows.append({**row, "worst score": its.worst_score, "worst": its.worst})
+        tally = validation.of(kind)
+        if tally.tested:
+            row = {"inputs": kind.words, "passed": tally.passed, "tested": tally.tested}
+            row["at least"] = f"{100.0 * tally.lower_bound:.1f} %" if tally.lower_bound else ""
+            rows.append({**row, "worst score": tally.worst_score, "worst": tally.worst})
     return pd.DataFrame(rows)
 
 
 def table_lines(
     table: pd.DataFrame, columns: Sequence[str] | None = None, more: str = ""
 ) -> Iterator[str]:
-    """``table`` in Markdown, "none" where it has no rows; ``more`` names where the rest is."""
+    """Writes ``table``, or "none" where it is empty; ``more`` is the file with all rows."""
     if table.empty:
         yield "none"
         return
     names = [c for c in (table if columns is None else columns) if c in table]
-    shown = scores_told(table[names].head(SHOWN_ROWS))
+    shown = scores_in_words(table[names].head(SHOWN_ROWS))
     numeric = [pd.api.types.is_numeric_dtype(t) and t.dtype != bool for _, t in shown.items()]
     yield _row([str(name) for name in names])
     yield _row(["---:" if right else "---" for right in numeric])
@@ -118,7 +120,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What a command about several runs says: ``answer`` in one sentence, ``good`` its colour."""
+    """The output of a command about several runs; ``good`` colours the answer."""
 
     title: str
     answer: str
@@ -128,13 +130,13 @@ class Page:
 
 
 def page_as_markdown(page: Page, more: str) -> str:
-    """A page for a pull request; ``more`` is the file that has every row."""
-    said = [f"# {markdown(page.title)}", "", f"**{markdown(page.answer)}**", ""]
-    said += [line for text in page.lines for line in (markdown(text), "")]
+    """Writes a page for a pull request; ``more`` is the file with all rows."""
+    lines = [f"# {markdown(page.title)}", "", f"**{markdown(page.answer)}**", ""]
+    lines += [line for text in page.lines for line in (markdown(text), "")]
     for section in page.sections:
-        said += [f"## {section.heading}", ""]
-        said += [f"- {markdown(line)}" for line in section.lines]
-        said += [""] if section.lines else []
+        lines += [f"## {section.heading}", ""]
+        lines += [f"- {markdown(line)}" for line in section.lines]
+        lines += [""] if section.lines else []
         if len(section.table):
-            said += [*table_lines(section.table, more=more), ""]
-    return "\n".join(said)
+            lines += [*table_lines(section.table, more=more), ""]
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Reads a run's folder back as the one record, to show and compare it without running."""
+"""Reads the record of a run back from its folder."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _SOMETIMES = ("engines", "inputs", "tradeoff")
 
 
 def read_run(folder: Path) -> Record:
-    """What the run in ``folder`` found.
+    """Reads the record of the run in ``folder``.
 
     Raises:
-        BadInputError: it is no run's folder, one of another format, or one that is not whole.
+        BadInputError: no run's folder, another format, or damaged.
     """
     if not folder.is_dir():
         raise BadInputError(f"{folder}: no such folder; give the --out of a run")
@@ -63,21 +63,22 @@ def read_run(folder: Path) -> Record:
 
 
 def _check_format(path: Path, data: Any) -> None:
-    found = data if isinstance(data, dict) else {}
-    if found.get("format") == FORMAT:
+    """Refuses another format, with the version that wrote it."""
+    record = data if isinstance(data, dict) else {}
+    if record.get("format") == FORMAT:
         return
-    versions = found.get("versions")
+    versions = record.get("versions")
     version = versions.get("bisect-trt") if isinstance(versions, dict) else None
     by = f"bisect-trt {one_line(str(version), 40)}" if version else "another version"
     raise BadInputError(
-        f"{path}: written by {by} in format {one_line(str(found.get('format')), 20)}, and this "
+        f"{path}: written by {by} in format {one_line(str(record.get('format')), 20)}, and this "
         f"version reads format {FORMAT}; run the same command again"
     )
 
 
 def _check(data: Json) -> None:
-    """Refuse what the schema does not allow, but keys that a later version added."""
-    import jsonschema  # only commands that read runs wait for it
+    """Refuses what the schema does not allow, except for keys of later versions."""
+    import jsonschema  # slow to import, and few commands read runs
 
     schema_file = files("bisect_trt.report") / "schema" / "run.schema.json"
     text = schema_file.read_text(encoding="utf-8")
@@ -90,13 +91,13 @@ def _check(data: Json) -> None:
 
 
 def _with_later_keys(part: dict[str, Any]) -> dict[str, Any]:
-    """A part of the schema that allows other keys than those it names."""
+    """Opens a part of the schema for keys that it does not name."""
     closed = part.get("additionalProperties") is False
     return {k: v for k, v in part.items() if not (closed and k == "additionalProperties")}
 
 
 def _made(kind: type[_Kind], values: Json) -> _Kind:
-    """A record of those of ``values`` that it has; a later version may have more."""
+    """Makes a ``kind`` of the ``values`` that it has fields for; later versions may have more."""
     named = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in values.items() if name in named})
 
@@ -104,6 +105,7 @@ def _made(kind: type[_Kind], values: Json) -> _Kind:
 def _result(data: Json, folder: Path) -> Record:
     tables = {name: _table(folder, name) for name in TABLES}
     pinned = [str(name) for name in data["pinned"]]
+    # The CSV files spell out control characters; run.json has the pins' exact names.
     exact = {printable(name): name for name in pinned}
     layers = tables["layers"]["layer"].map(lambda name: exact.get(name, name))
     engine = {k: v for k, v in data["engine"].items() if k != "cost"}
@@ -158,9 +160,9 @@ def _result(data: Json, folder: Path) -> Record:
 
 
 def _plan(data: Json) -> PrecisionPlan:
-    its = data["plan"]
-    held, pinned = frozenset(its["held"]), frozenset(data["pinned"])
-    return PrecisionPlan(Precision(its["base"]), pinned, Precision(its["pin_precision"]), held)
+    plan = data["plan"]
+    held, pinned = frozenset(plan["held"]), frozenset(data["pinned"])
+    return PrecisionPlan(Precision(plan["base"]), pinned, Precision(plan["pin_precision"]), held)
 
 
 def _table(folder: Path, name: str) -> pd.DataFrame:
@@ -177,20 +179,20 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
 
 
 def _validation(data: Json) -> Validation:
-    found: dict[str, Any] = dict(data["validation_settings"])
-    if "prediction_limit" in found:
-        found["prediction_limit"] = _number(found["prediction_limit"])
+    values: dict[str, Any] = dict(data["validation_settings"])
+    if "prediction_limit" in values:
+        values["prediction_limit"] = _number(values["prediction_limit"])
     for kind in InputKind:
         worst = _number(data["validation"][kind.value]["worst_score"])
-        found[kind.value] = _made(Tally, {**data["validation"][kind.value], "worst_score": worst})
-    return _made(Validation, found)
+        values[kind.value] = _made(Tally, {**data["validation"][kind.value], "worst_score": worst})
+    return _made(Validation, values)
 
 
 def _engine(data: Json) -> EngineFacts:
     facts = {**data, "fp32_likeness_to_tf32": _number(data["fp32_likeness_to_tf32"])}
     for name, kind in (("marking_effect", MarkingEffect), ("reproducibility", Reproducibility)):
         if facts.get(name) is not None:
-            facts[name] = _made(kind, {k: _unboxed(v) for k, v in facts[name].items()})
+            facts[name] = _made(kind, {k: _maybe_number(v) for k, v in facts[name].items()})
     return _made(EngineFacts, facts)
 
 
@@ -199,22 +201,21 @@ def _search(data: Json) -> SearchFacts:
 
 
 def _by_requirement(data: Json) -> pd.DataFrame:
-    rows = data["by_requirement"]
-    read = [
+    rows = [
         {
             "requirement": row["requirement"],
             **{name: _number(row[name]) for name in ("reduced_score", "plan_score")},
             "baselines": {label: _number(score) for label, score in row["baselines"].items()},
         }
-        for row in rows
+        for row in data["by_requirement"]
     ]
-    return pd.DataFrame(read)
+    return pd.DataFrame(rows)
 
 
 def _number(value: Any) -> float:
-    """JSON has neither NaN nor infinities: null, and strings, stand for them."""
+    """Reads a float: JSON has null for NaN, and strings for infinities."""
     return math.nan if value is None else float(value)
 
 
-def _unboxed(value: Any) -> Any:
+def _maybe_number(value: Any) -> Any:
     return _number(value) if value in (None, "inf", "-inf") else value

@@ -1,4 +1,4 @@
-"""The record that a run ends in; every file and every line on the screen is written from it."""
+"""The record of a run, from which every file and the screen are written."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.scales import Scale
 
 FORMAT = 2
-"""Of run.json: raised where a reader of an earlier one would go wrong."""
+"""Version of run.json, raised where readers of the last one would go wrong."""
 
 
 @dataclass(frozen=True)
 class MarkingEffect:
-    """How far marking outputs moved the final score, in tolerances."""
+    """The final score with and without marked outputs."""
 
     unmarked_score: float
     marked_score: float
@@ -40,60 +40,83 @@ class MarkingEffect:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What was seen on the engine beside its outputs.
+    """Facts on the engine beside its outputs; None where it did not decide."""
 
-    ``fp32_is`` says what its FP32 turned out to be, ``fp32_likeness_to_tf32`` the cosine between
-    its FP32 errors and emulated TF32's. Fields are None where nothing was decided on the engine.
-    """
-
-    fp32_is: str
-    fp32_likeness_to_tf32: float
-    pins_emulated_as: str
+    fp32_is: str  # what its FP32 turned out to be
+    fp32_likeness_to_tf32: float  # cosine between its FP32 errors and those of emulated TF32
+    pins_emulated_as: str  # precision of pins in the emulator
     second_emulator: str
-    layer_errors_from: str | None = None
-    marked_batches: int | None = None
-    marking_effect: MarkingEffect | None = None
-    builds_beyond_baselines: int | None = None
-    tolerance_share: float | None = None
-    pins_added_by_engine: Sequence[str] | None = None
-    out_of_builds: bool | None = None
-    reproducibility: Reproducibility | None = None
+    layer_errors_from: str | None = None  # how the layer errors were measured
+    marked_batches: int | None = None  # engines built for that
+    marking_effect: MarkingEffect | None = None  # how marking moved the score
+    builds_beyond_baselines: int | None = None  # builds after the baselines
+    tolerance_share: float | None = None  # share of the tolerance that the emulator was held to
+    pins_added_by_engine: Sequence[str] | None = None  # pins that only the engine needs
+    out_of_builds: bool | None = None  # whether ``--max-builds`` ended the search
+    reproducibility: Reproducibility | None = None  # results of repeated runs
 
 
 @dataclass(frozen=True)
 class SearchFacts:
-    """What kind of set was found, in the model's words, and what the search spent.
+    """The kind of the set of pins, and the cost of the search."""
 
-    ``suspicion_auc`` says how well suspicion ranked the pins; ``information_bound`` is the least
-    number of yes-or-no answers; ``violations`` counts failing sets that hold a passing one.
-    """
-
-    regime: str
-    spread_over: int
-    blocks: Sequence[str]
-    suspicion_auc: float
-    emulated_evaluations: int
-    information_bound: float
-    violations: int
-    superfluous_pins_dropped: int
+    regime: str  # sparse or diffuse
+    spread_over: int  # number of pins
+    blocks: Sequence[str]  # pins by block, in words
+    suspicion_auc: float  # how well suspicion ranked the pins
+    emulated_evaluations: int  # sets that were emulated
+    information_bound: float  # least number of yes-or-no answers
+    violations: int  # failing sets that contain a passing set
+    superfluous_pins_dropped: int  # pins found unnecessary at the end
 
 
 @dataclass(frozen=True, repr=False)
 class Record:
-    """What ``run`` found. In Jupyter it shows itself as the report's first screen.
+    """The result of ``run``; in Jupyter it shows itself as the report's first screen.
 
     ``layers``, ``outputs``, ``search``, ``pins``, ``inputs`` and ``tradeoff`` are the CSV files of
-    these names as DataFrames, ``cost`` is engines.csv, and ``by_requirement`` has a row a
-    requirement. docs/columns.md has their columns; a table that there is nothing for is empty.
+    these names as DataFrames; ``cost`` is engines.csv, and ``by_requirement`` has a row per
+    requirement. docs/columns.md has their columns; a table that does not apply is empty.
 
-    ``cause`` is the largest of ``causes``, ``sentence`` says it to a person, and ``passed`` says
-    whether ``plan`` meets the requirements by the runner's verdict. ``evaluations`` counts plans by
-    runner, ``new_evaluations`` those that the cache did not answer, and ``sensitivity_runs``
-    single-layer runs. ``validation`` is None where no plan passes; with ``ranked`` the pins were
-    cut from a ranking and not proved one by one. ``given_share`` is the share of the given inputs
-    that had to pass. ``out_of_time`` is true if ``budget_minutes`` ended the search,
-    ``interrupted`` if the user did. ``command`` repeats the run. ``searched`` (digests of inputs),
-    ``scales`` and the tensors ``judged`` are for plan.json alone.
+    Attributes:
+        model: path or name.
+        precision: precision asked for.
+        runner: the runner that judged.
+        cause: the largest cause.
+        sentence: the cause in a sentence.
+        passed: whether ``plan`` meets the requirements.
+        complete: whether every pin is proved to be needed.
+        plan: the plan.
+        score: of the plan.
+        base_score: with everything reduced.
+        layer_count: layers of the model.
+        requirements: as texts.
+        samples: names of the given inputs.
+        findings: notes of all steps.
+        evaluations: number of plans by runner.
+        new_evaluations: number that the cache did not answer.
+        sensitivity_runs: runs with one layer reduced.
+        seconds: duration.
+        folder: the run's folder.
+        versions: versions of all libraries.
+        engine: facts on the engine; None if emulated.
+        search_facts: facts on the search; None without one.
+        metrics: metrics of the user.
+        rewritten: rewrites applied to the model.
+        validation: the plan on other inputs; None where no plan passes.
+        ranked: whether pins were cut from a ranking, not proved one by one.
+        given_share: share of the given inputs that must pass.
+        budget_minutes: value of ``--budget``.
+        out_of_time: whether the budget ended the search.
+        interrupted: whether the user ended the search.
+        command: shell command that repeats the run.
+        model_digest: SHA-256 of the model.
+        dynamic_inputs: inputs with a dynamic shape.
+        threads: threads used.
+        searched: digests of the inputs searched with, for plan.json.
+        scales: scales of requirements, for plan.json.
+        causes: all causes, the largest first.
+        judged: tensors of ``--outputs``, for plan.json.
     """
 
     model: str
@@ -150,12 +173,12 @@ class Record:
 
     @property
     def exit_code(self) -> int:
-        """0 if the plan meets the requirements; 1 if none does, or a test refutes it."""
+        """0 if the plan meets the requirements; 1 if none does, or validation refutes it."""
         return EXIT_OK if self.passed and not self.is_refuted else EXIT_NOT_MET
 
     @property
     def is_refuted(self) -> bool:
-        """Whether a budget ended the search with a plan that its test refutes."""
+        """Whether the budget ended the search with a plan that validation refutes."""
         validation = self.validation
         return (
             self.out_of_time
@@ -164,7 +187,7 @@ class Record:
         )
 
     def plan_json(self, whole: PrecisionPlan | None = None) -> str:
-        """The content of plan.json: the plan, and what it was found for and searched with."""
+        """The content of plan.json: the plan, its requirements and the searched inputs."""
         document = json.loads((whole or self.plan).to_json())
         if self.judged:
             document["outputs"] = list(self.judged)
@@ -252,11 +275,12 @@ class Record:
     def _validation_settings(self) -> dict[str, Any]:
         if self.validation is None:
             return {}
-        apart = (*InputKind, "copies")
-        return {name: value for name, value in vars(self.validation).items() if name not in apart}
+        elsewhere = (*InputKind, "copies")
+        facts = vars(self.validation)
+        return {name: value for name, value in facts.items() if name not in elsewhere}
 
     def _engine_json(self) -> dict[str, Any]:
         if self.engine is None:
             return {}
-        seen = {name: value for name, value in asdict(self.engine).items() if value is not None}
-        return {**seen, "cost": self.cost.to_dict(orient="records")}
+        facts = {name: value for name, value in asdict(self.engine).items() if value is not None}
+        return {**facts, "cost": self.cost.to_dict(orient="records")}

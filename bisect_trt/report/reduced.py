@@ -1,4 +1,4 @@
-"""The words and files of `reduce` and `cure`."""
+"""Writes the sentences and files of `reduce` and `cure`."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ FOLDER = OwnedFolder(
     "reduce.json",
 )
 
-RUNS_PER_CONTEXT = 10
 MAX_NAMES = 6
+"""Names that a sentence lists."""
 
 _BAD = {
     Suspect.FAILED: "Fails to build or run",
@@ -71,19 +71,19 @@ def headline_of_cures(cures: Cures) -> str:
 
 
 def line_of_cure(cure: Cure) -> str:
-    """One cure, for the screen."""
-    seen = cure.seen
-    if seen.failure:
-        return f"{cure.name}: {seen.failure[:200]}"
-    word = "right and reproducible" if cure.works else str(seen.suspect)
+    """A line on one cure, for the screen."""
+    results = cure.seen
+    if results.failure:
+        return f"{cure.name}: {results.failure[:200]}"
+    word = "right and reproducible" if cure.works else str(results.suspect)
     return (
-        f"{cure.name}: {word}; {seen.wrong} of {seen.runs} runs wrong in {seen.processes} "
+        f"{cure.name}: {word}; {results.wrong} of {results.runs} runs wrong in {results.processes} "
         f"processes, {number(cure.latency_ms)} ms, {cure.engine_bytes / 2**20:.1f} MB"
     )
 
 
 def table_of_cures(cures: Cures) -> pd.DataFrame:
-    """A row a cure, as cures.csv has them."""
+    """A row per cure, for cures.csv."""
     return pd.DataFrame(
         [
             {
@@ -106,7 +106,7 @@ def table_of_cures(cures: Cures) -> pd.DataFrame:
 
 
 def cures_as_json(cures: Cures) -> dict[str, Any]:
-    """The record for machines, models apart."""
+    """The content of cures.json."""
     return {
         "kind": CURE_FOLDER.command,
         "complete": cures.complete,
@@ -119,7 +119,7 @@ def cures_as_json(cures: Cures) -> dict[str, Any]:
                 "marks": list(c.marks),
                 "latency_ms": c.latency_ms,
                 "engine_bytes": c.engine_bytes,
-                "seen": _plain(c.seen),
+                "seen": _as_json(c.seen),
             }
             for c in cures.tried
         ],
@@ -127,11 +127,11 @@ def cures_as_json(cures: Cures) -> dict[str, Any]:
 
 
 def write_cures(cures: Cures, folder: Path) -> None:
-    """The table, the record and the cured model, in the place of earlier ones.
+    """Writes the table, the record and the cured model over earlier ones.
 
     Raises:
         BadInputError: the folder cannot be written.
-        MachineError: the disk is full; what was there is there still.
+        MachineError: the disk is full; earlier files are unchanged.
     """
     with CURE_FOLDER.written(folder) as draft:
         smallest = cures.smallest
@@ -150,16 +150,16 @@ def sentence(reduced: Reduced) -> str:
     if reduced.suspect is Suspect.CHECK:
         return f"The check calls a model of {what} bad."
     engines = [f"{k} {v}" for k, v in reduced.versions.items() if k in (*MODULES, "onnxruntime")]
-    who = f"{', '.join(engines) or 'The engine'} at {reduced.precision.value.upper()}"
+    engine = f"{', '.join(engines) or 'The engine'} at {reduced.precision.value.upper()}"
     if reduced.suspect is Suspect.FAILED:
-        return f"{who} does not build or run a model of {what}."
+        return f"{engine} does not build or run a model of {what}."
     if reduced.suspect is Suspect.NOT_REPRODUCIBLE:
-        return f"{who} gives different answers to the same input on a model of {what}."
-    return f"{who} gives wrong answers on a model of {what}."
+        return f"{engine} gives different answers to the same input on a model of {what}."
+    return f"{engine} gives wrong answers on a model of {what}."
 
 
 def headline(reduced: Reduced) -> str:
-    """The answer: how small the subgraph is, and whether it could be smaller."""
+    """The answer: the size of the subgraph, and whether it could be smaller."""
     names = some_of([f"{n} ({op})" for n, op in reduced.nodes], MAX_NAMES)
     if reduced.complete:
         proof = "nothing can be left out"
@@ -189,8 +189,11 @@ def nothing_bad(whole: Observation) -> str:
 
 
 def figures(reduced: Reduced) -> list[str]:
-    """What the whole and the subgraph showed, a line each."""
-    lines = [f"The whole model: {_shown(reduced.whole)}", f"The subgraph: {_shown(reduced.seen)}"]
+    """The results of the whole model and of the subgraph, a line each."""
+    lines = [
+        f"The whole model: {_results(reduced.whole)}",
+        f"The subgraph: {_results(reduced.seen)}",
+    ]
     if reduced.suspect in (Suspect.WRONG, Suspect.NOT_REPRODUCIBLE):
         lines.append(
             f"Wrong means an error over {ROUNDING_FACTOR:g} times that of the subgraph emulated at "
@@ -199,16 +202,16 @@ def figures(reduced: Reduced) -> list[str]:
     return lines
 
 
-def _shown(seen: Observation) -> str:
-    return seen.failure or (
-        f"{seen.wrong} of {seen.runs} runs wrong, {seen.differing} of "
-        f"{counted(seen.processes, 'fresh process')} with different answers, error up to "
-        f"{seen.worst:.3g} times what rounding explains"
+def _results(found: Observation) -> str:
+    return found.failure or (
+        f"{found.wrong} of {found.runs} runs wrong, {found.differing} of "
+        f"{counted(found.processes, 'fresh process')} with different answers, error up to "
+        f"{found.worst:.3g} times what rounding explains"
     )
 
 
-def reduced_how(reduced: Reduced) -> list[str]:
-    """The steps of the search, a line each, and what they stand on."""
+def search_lines(reduced: Reduced) -> list[str]:
+    """The steps of the search, a line each, and the limits of the result."""
     lines = [f"{s.what}: {s.tried} tried, {counted(s.left, 'node')} left" for s in reduced.steps]
     kind = "calls of the check" if reduced.suspect is Suspect.CHECK else "engine builds"
     lines.append(f"In all {reduced.builds} {kind} in {reduced.seconds:.0f} s.")
@@ -227,9 +230,9 @@ def reduced_how(reduced: Reduced) -> list[str]:
 
 
 def as_record(found: Reduced | Observation) -> dict[str, Any]:
-    """What was found, for machines, without arrays and model; no subgraph where nothing is bad."""
+    """The content of reduce.json, without a subgraph where nothing is bad."""
     if isinstance(found, Observation):
-        return {"suspect": None, "whole": _plain(found)}
+        return {"suspect": None, "whole": _as_json(found)}
     return {
         "suspect": found.suspect.value,
         "precision": found.precision.value,
@@ -241,8 +244,8 @@ def as_record(found: Reduced | Observation) -> dict[str, Any]:
         "interrupted": found.interrupted,
         "always": found.always,
         "input": found.sample.name,
-        "whole": _plain(found.whole),
-        "subgraph": _plain(found.seen),
+        "whole": _as_json(found.whole),
+        "subgraph": _as_json(found.seen),
         "steps": [asdict(step) for step in found.steps],
         "builds": found.builds,
         "seconds": found.seconds,
@@ -250,15 +253,15 @@ def as_record(found: Reduced | Observation) -> dict[str, Any]:
     }
 
 
-def _plain(seen: Observation) -> dict[str, Any]:
-    return {**asdict(seen), "verdict": seen.verdict.value}
+def _as_json(found: Observation) -> dict[str, Any]:
+    return {**asdict(found), "verdict": found.verdict.value}
 
 
 def write_reproducer(reduced: Reduced, folder: Path, made_by: str) -> None:
-    """Write the reproducer, in the place of an earlier one.
+    """Writes the reproducer over an earlier one.
 
     Raises:
-        MachineError: the disk is full; an earlier reproducer is still there then.
+        MachineError: the disk is full; an earlier reproducer is unchanged.
         BadInputError: the folder cannot be written.
     """
     engine = next((module for module in MODULES if module in reduced.versions), None)
@@ -270,7 +273,7 @@ def write_reproducer(reduced: Reduced, folder: Path, made_by: str) -> None:
             script = _rendered(
                 "run.py.j2",
                 module=engine,
-                runs=RUNS_PER_CONTEXT,
+                runs=10,
                 tf32=reduced.precision is Precision.TF32,
                 allowed=repr({n: reduced.seen.allowed[n] for n in reduced.expected}),
                 breaks=repr(list(reduced.seen.breaks)),
@@ -286,7 +289,7 @@ def write_reproducer(reduced: Reduced, folder: Path, made_by: str) -> None:
             by_command=reduced.suspect is Suspect.CHECK,
             made_by=made_by.replace("`", "'"),
             figures=[markdown(line) for line in figures(reduced)],
-            how=[markdown(line) for line in reduced_how(reduced)],
+            how=[markdown(line) for line in search_lines(reduced)],
             nodes=[(markdown(n), markdown(op)) for n, op in reduced.nodes],
             size=f"{size / 2**20:.1f} MB" if size >= 2**20 else f"{size / 2**10:.1f} kB",
             onnx=onnx.__version__,

@@ -1,4 +1,4 @@
-"""Makes the record of a run."""
+"""Makes the record of a run from its state."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from bisect_trt.steps.sensitivity import suspicion_of
 from bisect_trt.version import __version__
 
 
-def engine_facts(known: RunState, run_statistics: RunStatistics) -> EngineFacts | None:
-    """What run.json says of the engine beside its outputs; None where the emulator judged."""
-    baselines, judged = known.engine, known.judgement
+def engine_facts(state: RunState, run_statistics: RunStatistics) -> EngineFacts | None:
+    """Facts on the engine for run.json; None where the emulator judged."""
+    baselines, judged = state.engine, state.judgement
     if baselines is None:
         return None
     table = baselines.table
@@ -62,44 +62,43 @@ def engine_facts(known: RunState, run_statistics: RunStatistics) -> EngineFacts 
         tolerance_share=judged.limit if judged is not None else None,
         pins_added_by_engine=sorted(judged.repaired) if judged is not None else None,
         out_of_builds=judged.out_of_budget if judged is not None else None,
-        reproducibility=known.reproducibility or baselines.reproducibility,
+        reproducibility=state.reproducibility or baselines.reproducibility,
     )
 
 
 def search_facts(
-    known: RunState, run_statistics: RunStatistics, plan: PrecisionPlan
+    state: RunState, run_statistics: RunStatistics, plan: PrecisionPlan
 ) -> SearchFacts | None:
-    """What kind of set it is, and what the search spent; None where nothing is pinned."""
+    """The kind of the set of pins, and the cost of the search; None without pins."""
     if not plan.pinned:
         return None
-    problem, judged = known.problem, known.judgement
-    bisection: Bisection | None = judged.bisection if judged is not None else known.bisection
+    problem, judged = state.problem, state.judgement
+    bisection: Bisection | None = judged.bisection if judged is not None else state.bisection
     ranked = bisection is not None and bisection.ranked
-    alone = dict(known.triage.sensitivity.scores) if known.triage is not None else {}
+    scores = dict(state.triage.sensitivity.scores) if state.triage is not None else {}
     pinned = [name for name in problem.names if name in plan.pinned]
     regime = regime_of(len(pinned), len(problem.names))
-    suspicion = suspicion_of(known.baselines.layers, alone) if known.baselines is not None else {}
+    suspicion = suspicion_of(state.baselines.layers, scores) if state.baselines is not None else {}
     first = run_statistics.emulators[0]
     searched = [p for p in run_statistics.log if p.plan.base is plan.base and p.runner == first]
-    # On a search set an evaluation ends early, and is held to a share of the tolerance: no two
-    # compare.
-    alike = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on_given]
+    # Evaluations on a search set end early and at shares of the tolerance, so they do not compare.
+    comparable = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on_given]
     return SearchFacts(
         regime=regime.value if regime is not None else "",
         spread_over=len(pinned),
         blocks=in_words(pinned, find_patterns(problem.graph), problem.layers),
-        # What was cut from a ranking is ranked well by what it was ranked by.
+        # The ranking that pins were cut from would score itself.
         suspicion_auc=math.nan if ranked else ranking_auc(suspicion, pinned),
         emulated_evaluations=len({p.plan for p in searched}),
         information_bound=information_bound(len(problem.names), len(pinned)),
-        violations=count_violations(alike),
+        violations=count_violations(comparable),
         superfluous_pins_dropped=bisection.violations if bisection is not None else 0,
     )
 
 
 @dataclass(frozen=True, repr=False)
 class Result(Record):
-    __doc__ = Record.__doc__  # its fields are what it is; as a cell's last line it shows itself
+    __doc__ = Record.__doc__  # the same record, which can show itself in a notebook
 
     def __repr__(self) -> str:
         about = f"{self.model} at {self.precision.value.upper()}"
@@ -115,104 +114,107 @@ class Result(Record):
 
 @dataclass(frozen=True)
 class _Answer:
-    """The plan to write, its last evaluation, each pin's proof, and the limit of the emulators."""
+    """The plan to write."""
 
-    plan: PrecisionPlan
-    final: Evaluation | None
-    proof: Mapping[str, Evaluation]
-    complete: bool
-    limit: float = 1.0
-    ranked: bool = False
+    plan: PrecisionPlan  # itself
+    final: Evaluation | None  # its last evaluation
+    proof: Mapping[str, Evaluation]  # the evaluation without each pin
+    complete: bool  # whether the search ended
+    limit: float = 1.0  # share of the tolerance that emulators were held to
+    ranked: bool = False  # whether pins were cut from a ranking
 
 
 def summarise(
-    known: RunState, run_statistics: RunStatistics, seconds: float, command: str = "run"
+    state: RunState, run_statistics: RunStatistics, seconds: float, command: str = "run"
 ) -> Result:
-    """Everything found, as one record."""
-    if known.out_of_time:
-        return _summarise_cut_short(known, run_statistics, seconds)
-    diagnosis = known.diagnosis
+    """Makes the record of a run, or of ``compare`` by ``command``."""
+    if state.out_of_time:
+        return _summarise_cut_short(state, run_statistics, seconds)
+    diagnosis = state.diagnosis
     if diagnosis is None:
         diagnosis = Diagnosis(Cause.UNKNOWN, "Not searched: error tables only.")
     found = _result(
-        known, run_statistics, diagnosis, _answer(known, run_statistics, diagnosis), seconds
+        state, run_statistics, diagnosis, _answer(state, run_statistics, diagnosis), seconds
     )
     if command == "run":
         return found
-    return replace(found, complete=False, command=_command(known, run_statistics, command))
+    return replace(found, complete=False, command=_command(state, run_statistics, command))
 
 
 def summarise_interrupted(
-    known: RunState, run_statistics: RunStatistics, seconds: float
+    state: RunState, run_statistics: RunStatistics, seconds: float
 ) -> Result | None:
-    """What was found until an interruption."""
-    if known.validation is None and known.judgement is None and known.bisection is not None:
-        known = known.with_(validation=known.bisection.validation)
-    found = known.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was known.")
-    answer = _answer_so_far(known, run_statistics, found)
+    """Makes the record of an interrupted run; None without a plan to write."""
+    if state.validation is None and state.judgement is None and state.bisection is not None:
+        state = state.with_(validation=state.bisection.validation)
+    found = state.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was state.")
+    answer = _answer_so_far(state, run_statistics, found)
     if answer is None or answer.final is None:
         return None
     sentence = (
         f"{found.sentence} Interrupted: this is the best plan so far; run the same command again "
         "to go on."
     )
-    return _result(known, run_statistics, replace(found, sentence=sentence), answer, seconds)
+    return _result(state, run_statistics, replace(found, sentence=sentence), answer, seconds)
 
 
-def _summarise_cut_short(known: RunState, run_statistics: RunStatistics, seconds: float) -> Result:
-    """What was found until the budget ended the search."""
-    found = known.diagnosis or Diagnosis(Cause.UNKNOWN, "The cause was not known yet.")
-    answer = _answer_so_far(known, run_statistics, found)
+def _summarise_cut_short(state: RunState, run_statistics: RunStatistics, seconds: float) -> Result:
+    """Makes the record of a run whose budget ended the search."""
+    found = state.diagnosis or Diagnosis(Cause.UNKNOWN, "The cause was not known yet.")
+    answer = _answer_so_far(state, run_statistics, found)
     so_far = "this is the best plan so far"
     if answer is None or answer.final is None:
         answer = _Answer(PrecisionPlan(Precision.FP32), None, {}, False)
         so_far = "no plan is known to pass yet"
-    elif known.diagnosis is None and answer.final.verdict.passed and not answer.plan.chosen:
-        # No smaller set is left to search for, whatever there was no time for.
-        name = known.problem.settings.precision.value.upper()
+    elif state.diagnosis is None and answer.final.verdict.passed and not answer.plan.chosen:
+        # It passes without any chosen pin, so no smaller set is left to search for.
+        name = state.problem.settings.precision.value.upper()
         found = Diagnosis(Cause.NONE, f"{name} meets the requirement on the given inputs.")
         answer = replace(answer, complete=True)
-    minutes = known.problem.settings.budget or 0.0
+    minutes = state.problem.settings.budget or 0.0
     sentence = (
         f"{found.sentence} The budget of {minutes:g} minutes ended the search: {so_far}; run the "
         "same command again to go on."
     )
-    return _result(known, run_statistics, replace(found, sentence=sentence), answer, seconds)
+    return _result(state, run_statistics, replace(found, sentence=sentence), answer, seconds)
 
 
 def _answer_so_far(
-    known: RunState, run_statistics: RunStatistics, found: Diagnosis
+    state: RunState, run_statistics: RunStatistics, found: Diagnosis
 ) -> _Answer | None:
-    """The steps' own where they came to one, else the best of all evaluations."""
-    settled = known.settled is not None
-    if settled or known.judgement or (known.bisection is not None and known.engine is None):
-        return _answer(known, run_statistics, found)
-    best = best_so_far(known, run_statistics)
+    """The answer of the steps if they reached one, else the best plan evaluated."""
+    settled = state.settled is not None
+    if settled or state.judgement or (state.bisection is not None and state.engine is None):
+        return _answer(state, run_statistics, found)
+    best = best_so_far(state, run_statistics)
     return _Answer(*best, {}, False) if best is not None else None
 
 
-def _answer(known: RunState, run_statistics: RunStatistics, diagnosis: Diagnosis) -> _Answer:
-    base, held = known.problem.base, known.problem.held_pins
-    if known.judgement is not None:
-        judged = known.judgement
+def _answer(state: RunState, run_statistics: RunStatistics, diagnosis: Diagnosis) -> _Answer:
+    """The answer of the last step that has one: engine, search, baselines."""
+    base, held = state.problem.base, state.problem.held_pins
+    if state.judgement is not None:
+        judged = state.judgement
         emulated = judged.bisection.proof if judged.bisection is not None else {}
         pinned = judged.plan.pinned
+        # The engine's proof of a pin counts more than the emulator's.
         proof = {**{n: r for n, r in emulated.items() if n in pinned}, **judged.proof}
         complete = judged.passed and all(
             name in proof for name in pinned - held - judged.plan.inherited
         )
         ranked = judged.bisection is not None and judged.bisection.ranked
         return _Answer(judged.plan, judged.result, proof, complete, judged.limit, ranked)
-    if known.bisection is not None:
-        found, plan = known.bisection, known.base.with_pins(known.bisection.pinned)
+    if state.bisection is not None:
+        # state.base pins in the precision that was emulated, such as TF32; the answer in FP32.
+        found, plan = state.bisection, state.base.with_pins(state.bisection.pinned)
         final = run_statistics.worst_of(plan, run_statistics.emulators)
         answer = base.with_pins(found.pinned)
         return _Answer(answer, final, found.proof, found.complete, found.limit, found.ranked)
     fp32 = PrecisionPlan(Precision.FP32)
-    judge = known.engine or known.baselines
+    judge = state.engine or state.baselines
     if judge is not None and diagnosis.cause is Cause.NONE:
-        shown = run_statistics.worst_of(base, run_statistics.emulators)
-        reduced = known.engine.base if known.engine is not None else shown
+        emulated_base = run_statistics.worst_of(base, run_statistics.emulators)
+        reduced = state.engine.base if state.engine is not None else emulated_base
         return _Answer(base, reduced, {}, True)
     if judge is not None and diagnosis.cause is Cause.TF32:
         return _Answer(fp32, judge.fp32, {}, True)
@@ -220,21 +222,21 @@ def _answer(known: RunState, run_statistics: RunStatistics, diagnosis: Diagnosis
 
 
 def _result(
-    known: RunState,
+    state: RunState,
     run_statistics: RunStatistics,
     diagnosis: Diagnosis,
     answer: _Answer,
     seconds: float,
 ) -> Result:
-    problem, settings = known.problem, known.problem.settings
-    baselines, engine = known.baselines, known.engine
-    searched = known.bisection is not None or known.judgement is not None
-    emulated, engines = _shown(known, run_statistics, answer, searched)
+    problem, settings = state.problem, state.problem.settings
+    baselines, engine = state.baselines, state.engine
+    searched = state.bisection is not None or state.judgement is not None
+    emulated, engines = _shown(state, run_statistics, answer, searched)
     shown = {**emulated, **engines}
     before = engine.base if engine is not None else baselines.reduced if baselines else None
     limits = dict.fromkeys(run_statistics.emulators, answer.limit)
     passed = (
-        answer.final is not None and answer.final.verdict.passed and known.not_reproducible is None
+        answer.final is not None and answer.final.verdict.passed and state.not_reproducible is None
     )
     return Result(
         model=problem.model.name,
@@ -248,41 +250,41 @@ def _result(
         score=answer.final.score if answer.final is not None else float("nan"),
         base_score=before.score if before is not None else float("nan"),
         layer_count=len(problem.layers),
-        layers=layers_table(known, answer.plan),
+        layers=layers_table(state, answer.plan),
         outputs=outputs_table(shown),
         search=search_table(run_statistics.log),
         pins=pins_table(problem.layers, answer.plan, answer.proof, run_statistics.log, limits),
         requirements=problem.requirements.texts,
         samples=[s.name for s in problem.samples],
-        findings=_findings(known, run_statistics, answer.plan),
+        findings=_findings(state, run_statistics, answer.plan),
         evaluations=run_statistics.evaluations,
         new_evaluations=run_statistics.new_evaluations,
         sensitivity_runs=run_statistics.further_rows
-        + (known.triage.sensitivity.runs if known.triage is not None else 0),
-        seconds=round(seconds, 3),  # as run.json has it: what is read again is the same
+        + (state.triage.sensitivity.runs if state.triage is not None else 0),
+        seconds=round(seconds, 3),  # as run.json has it, so that a record read back is equal
         folder=run_statistics.folder,
         versions={**versions(), **run_statistics.versions},
         cost=cost_table(engines),
-        engine=engine_facts(known, run_statistics),
-        search_facts=search_facts(known, run_statistics, answer.plan) if searched else None,
+        engine=engine_facts(state, run_statistics),
+        search_facts=search_facts(state, run_statistics, answer.plan) if searched else None,
         metrics=[as_word(metric) for metric in settings.metrics],
         rewritten=list(problem.rewritten),
-        validation=known.validation,
-        inputs=known.inputs if known.inputs is not None else pd.DataFrame(),
-        tradeoff=known.tradeoff if known.tradeoff is not None else pd.DataFrame(),
+        validation=state.validation,
+        inputs=state.inputs if state.inputs is not None else pd.DataFrame(),
+        tradeoff=state.tradeoff if state.tradeoff is not None else pd.DataFrame(),
         by_requirement=requirements_table(
             problem.requirements.texts,
-            _judged(known, run_statistics, before),
-            _judged(known, run_statistics, answer.final),
+            _judged(state, run_statistics, before),
+            _judged(state, run_statistics, answer.final),
             shown,
         ),
         ranked=answer.ranked,
         given_share=settings.share_of_given,
         budget_minutes=settings.budget,
         threads=thread_count(),
-        out_of_time=known.out_of_time,
-        interrupted=known.interrupted,
-        command=_command(known, run_statistics),
+        out_of_time=state.out_of_time,
+        interrupted=state.interrupted,
+        command=_command(state, run_statistics),
         model_digest=problem.model.digest,
         dynamic_inputs=dynamic_inputs(problem.graph.proto),
         searched=problem.searched,
@@ -292,22 +294,22 @@ def _result(
     )
 
 
-def _command(known: RunState, run_statistics: RunStatistics, command: str = "run") -> str:
-    """What makes the same again in the same folder: its plan is found from where it is started."""
-    settings = replace(known.problem.settings, out=run_statistics.folder, fresh=False)
+def _command(state: RunState, run_statistics: RunStatistics, command: str = "run") -> str:
+    """The command that repeats the run in the same folder."""
+    settings = replace(state.problem.settings, out=run_statistics.folder, fresh=False)
     return as_command(settings, command)
 
 
 def _shown(
-    known: RunState, run_statistics: RunStatistics, answer: _Answer, searched: bool
+    state: RunState, run_statistics: RunStatistics, answer: _Answer, searched: bool
 ) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
-    """The rows of the outputs table: the emulators', and the engine's."""
-    emulated = known.baselines.by_label() if known.baselines is not None else {}
-    engines = known.engine.by_label() if known.engine is not None else {}
-    if known.judgement is not None:
-        engines[f"{run_statistics.judge} plan"] = known.judgement.result
+    """The evaluations of the outputs table by label: the emulators', and the engine's."""
+    emulated = state.baselines.by_label() if state.baselines is not None else {}
+    engines = state.engine.by_label() if state.engine is not None else {}
+    if state.judgement is not None:
+        engines[f"{run_statistics.judge} plan"] = state.judgement.result
     if searched or not answer.complete:
-        plan = known.base.with_pins(answer.plan.pinned)
+        plan = state.base.with_pins(answer.plan.pinned)
         labels = ("plan", "plan, second emulator")
         for label, runner in zip(labels, run_statistics.emulators, strict=True):
             found = run_statistics.of(runner, plan)
@@ -316,12 +318,13 @@ def _shown(
     return emulated, engines
 
 
-def _findings(known: RunState, run_statistics: RunStatistics, plan: PrecisionPlan) -> list[Finding]:
-    """Of every step, in their order; of layers that are computed in steps the first that
-    ``plan`` lowers is said with the answer.
+def _findings(state: RunState, run_statistics: RunStatistics, plan: PrecisionPlan) -> list[Finding]:
+    """The findings of every step, in order.
+
+    The first reduced layer that TensorRT computes in steps is said with the answer.
     """
     found = [
-        *known.problem.findings,
+        *state.problem.findings,
         *run_statistics.findings,
         *findings_of(run_statistics.engine_results),
     ]
@@ -330,19 +333,19 @@ def _findings(known: RunState, run_statistics: RunStatistics, plan: PrecisionPla
         if finding.kind == WRITTEN_OUT:
             if finding.where in plan.pinned:
                 continue
-            first = not any(other.kind == WRITTEN_OUT for other in kept)
-            finding = replace(finding, weighty=first)
+            is_first = not any(other.kind == WRITTEN_OUT for other in kept)
+            finding = replace(finding, weighty=is_first)
         kept.append(finding)
     return kept
 
 
 def _judged(
-    known: RunState, run_statistics: RunStatistics, result: Evaluation | None
+    state: RunState, run_statistics: RunStatistics, result: Evaluation | None
 ) -> list[Evaluation]:
-    """What every judge showed of the plan of ``result``; nothing of no result."""
+    """Every judge's evaluation of the plan of ``result``; empty for None."""
     if result is None:
         return []
-    judges = run_statistics.emulators if known.engine is None else (run_statistics.judge,)
+    judges = run_statistics.emulators if state.engine is None else (run_statistics.judge,)
     found = (run_statistics.of(runner, result.plan) for runner in judges)
     return [r for r in found if r is not None]
 

@@ -1,4 +1,4 @@
-"""The rows of the CSV files."""
+"""Makes the rows of the CSV files."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from bisect_trt.steps.answer import RunState
 def in_words(
     pinned: Sequence[str], patterns: Sequence[Pattern], layers: Sequence[Layer]
 ) -> list[str]:
-    """The pins by block, the largest first, such as "5 of the 5 LayerNorms: Pow of each".
+    """Describes the pins by block, the largest first, such as "5 of the 5 LayerNorms: Pow of each".
 
-    What belongs to no pattern is grouped by module.
+    Pins outside of every pattern are grouped by module.
     """
-    known = {layer.name: layer for layer in layers}
-    left = {name: known[name] for name in pinned if name in known}
+    by_name = {layer.name: layer for layer in layers}
+    left = {name: by_name[name] for name in pinned if name in by_name}
     chosen = frozenset(left)
     groups: dict[tuple[str, tuple[str, ...]], int] = {}
     for pattern in patterns:
-        wanted = [name for name in pattern.layers if name in chosen]
-        if wanted and all(name in left for name in wanted):
-            ops = tuple(left.pop(name).op for name in wanted)
+        members = [name for name in pattern.layers if name in chosen]
+        if members and all(name in left for name in members):
+            ops = tuple(left.pop(name).op for name in members)
             groups[pattern.kind, ops] = groups.get((pattern.kind, ops), 0) + 1
     totals = Counter(pattern.kind for pattern in patterns)
     lines: list[tuple[int, str]] = []
@@ -54,9 +54,9 @@ def in_words(
     for layer in left.values():
         outermost = [part for part in layer.scope.split("/") if part][:2]
         modules.setdefault("/".join(outermost) or "the main graph", []).append(layer.op)
-    for module, found in modules.items():
-        common = [op for op, count in Counter(found).most_common() for _ in range(count)]
-        lines.append((len(found), f"{module}: {_operators(common)}"))
+    for module, operators in modules.items():
+        common = [op for op, count in Counter(operators).most_common() for _ in range(count)]
+        lines.append((len(operators), f"{module}: {_operators(common)}"))
     lines.sort(key=lambda line: -line[0])
     shown = [words for _, words in lines[:6]]
     if rest := lines[6:]:
@@ -69,61 +69,58 @@ def _operators(ops: Sequence[str]) -> str:
     return ", ".join(f"{n} {op}" if n > 1 else op for op, n in Counter(ops).items())
 
 
-WRONG_BELOW_DB = 20.0
-
-
 def is_measured(table: pd.DataFrame) -> pd.Series[bool]:
-    """Whether the errors of each row of a layer table are known."""
-    # A layer of which nothing is finite has no error either, but a count of what is not.
+    """Whether each row of a layer table has errors."""
+    # A layer without any finite value has no error, but a count of its non-finite values.
     counted = table["nonfinite"].notna() if "nonfinite" in table else False
     return table["max_abs"].notna() | counted
 
 
 def is_wrong(table: pd.DataFrame) -> pd.Series[bool]:
-    """Whether each layer is wrong with everything reduced; one without known errors is not."""
+    """Whether each layer is wrong with everything reduced: below 20 dB, or not finite."""
     broken = ~table["finite"].astype(bool) & is_measured(table)
-    return broken | (table["snr_db"] < WRONG_BELOW_DB)
+    return broken | (table["snr_db"] < 20.0)
 
 
 def failure_sources(graph: Graph, wrong: Mapping[str, bool]) -> frozenset[str]:
-    """The wrong layers all of whose inputs are right."""
-    spoilt: set[str] = set()
+    """The wrong layers whose inputs are all right."""
+    wrong_tensors: set[str] = set()
     sources = []
     for node, name in zip(graph.proto.graph.node, graph.names, strict=True):
-        reads_wrong = not spoilt.isdisjoint((*node.input, *captured_names(node)))
-        if wrong.get(name, reads_wrong):
-            spoilt.update(node.output)
+        reads_wrong = not wrong_tensors.isdisjoint((*node.input, *captured_names(node)))
+        if wrong.get(name, reads_wrong):  # a node without errors of its own passes them on
+            wrong_tensors.update(node.output)
             if not reads_wrong:
                 sources.append(name)
     return frozenset(sources)
 
 
-def layers_table(known: RunState, plan: PrecisionPlan) -> pd.DataFrame:
-    """A row a layer, or a row each of those that ``--mark`` asks for, as far as the run came."""
-    table = _all_layers(known, plan)
-    origins = list_origins(known.problem.graph)
-    found = [origins.get(str(name), Origin()) for name in table["layer"]]
+def layers_table(state: RunState, plan: PrecisionPlan) -> pd.DataFrame:
+    """A row per layer, or per layer of ``--mark``, with what the run has measured."""
+    table = _all_layers(state, plan)
+    by_name = list_origins(state.problem.graph)
+    origins = [by_name.get(str(name), Origin()) for name in table["layer"]]
     for column in ("module", "module_class", "file", "line", "code"):
-        table[column] = [getattr(origin, column) for origin in found]
+        table[column] = [getattr(origin, column) for origin in origins]
     table["line"] = table["line"].astype("Int64").mask(table["line"] == 0)
-    marked = known.problem.marked
+    marked = state.problem.marked
     return table if marked is None else table[table["layer"].isin(marked)].reset_index(drop=True)
 
 
-def _all_layers(known: RunState, plan: PrecisionPlan) -> pd.DataFrame:
-    if known.baselines is None:
-        rows = [{"layer": x.name, "op": x.op, "scope": x.scope} for x in known.problem.layers]
+def _all_layers(state: RunState, plan: PrecisionPlan) -> pd.DataFrame:
+    if state.baselines is None:
+        rows = [{"layer": x.name, "op": x.op, "scope": x.scope} for x in state.problem.layers]
         return pd.DataFrame([{**row, "pinned": False} for row in rows])
-    table = known.baselines.layers.copy()
+    table = state.baselines.layers.copy()
     table["pinned"] = table["layer"].isin(plan.pinned)
-    if known.triage is not None:
-        table["sensitivity"] = table["layer"].map(dict(known.triage.sensitivity.scores))
-        places = {name: place for place, name in enumerate(known.triage.ranking, start=1)}
+    if state.triage is not None:
+        table["sensitivity"] = table["layer"].map(dict(state.triage.sensitivity.scores))
+        places = {name: place for place, name in enumerate(state.triage.ranking, start=1)}
         table["rank"] = table["layer"].map(places)
-    if known.engine is not None and known.engine.table is not None:
-        table = known.engine.table.joined(table)
+    if state.engine is not None and state.engine.table is not None:
+        table = state.engine.table.joined(table)
     wrong = dict(zip(table["layer"], is_wrong(table), strict=True))
-    table["source"] = table["layer"].isin(failure_sources(known.problem.graph, wrong))
+    table["source"] = table["layer"].isin(failure_sources(state.problem.graph, wrong))
     return table
 
 
@@ -140,15 +137,15 @@ OUTPUT_COLUMNS = names_in(
     "baseline output outcome score max_abs mean_abs median_abs rel_range cosine snr_db"
 )
 _STEPS = ("write", "parse", "build", "load", "context", "run")
-_THEIRS = ("parse", "build", "load", "context", "run", "latency")
+_TENSORRT_STEPS = ("parse", "build", "load", "context", "run", "latency")
 
 
 def outputs_table(baselines: Mapping[str, Evaluation]) -> pd.DataFrame:
-    """A row for each baseline and output: worst errors over the samples, then their means."""
+    """A row per baseline and output: worst errors over the samples, then their means."""
     rows: list[dict[str, Any]] = []
     for label, result in baselines.items():
         of_all = {"outcome": result.verdict.value, "score": result.score}
-        if not result.worst:
+        if not result.worst:  # it gave no outputs
             rows.append({"baseline": label, "output": "", **of_all})
         for output, error in result.worst.items():
             row = {"baseline": label, "output": output, **of_all, **error.as_dict()}
@@ -159,7 +156,7 @@ def outputs_table(baselines: Mapping[str, Evaluation]) -> pd.DataFrame:
 
 
 def search_table(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
-    """A row for each distinct evaluation, in order."""
+    """A row per distinct evaluation, in order."""
     rows = [
         {
             "evaluation": index,
@@ -187,8 +184,9 @@ def pins_table(
     log: Sequence[Evaluation],
     shares: Mapping[str, float],
 ) -> pd.DataFrame:
-    """A row for each pin of ``plan`` with its proof."""
-    places = {id(one): place for place, one in enumerate(log)}
+    """A row per pin of ``plan``, with its proof."""
+    # By identity: equal evaluations have rows of their own in search.csv.
+    places = {id(evaluation): place for place, evaluation in enumerate(log)}
     rows: list[dict[str, Any]] = []
     inherited = plan.inherited
     for layer in layers:
@@ -205,7 +203,7 @@ def pins_table(
             share = shares.get(found.runner, 1.0)
             row |= {"proved": True, "proved_on": found.runner, "tolerance_share": share}
             row["outcome_without"] = found.verdict.value
-            # Its score is told in units of what it was held to.
+            # A search with a share of the tolerance scores in multiples of that share.
             row["score_without"] = found.score * share
             logged = found.seen_in or found
             row["proof_evaluation"] = places[id(logged)]
@@ -216,14 +214,14 @@ def pins_table(
 
 
 def cost_table(results: Mapping[str, Evaluation]) -> pd.DataFrame:
-    """A row for each engine: latency, size, and where the evaluation's time went."""
+    """A row per engine: latency, size, and the seconds of each part of its evaluation."""
     rows: list[dict[str, Any]] = []
     for label, result in results.items():
         facts = result.facts
         if "latency_ms" not in facts:
             continue
         seconds, whole = facts["seconds"], result.seconds
-        theirs = sum(seconds.get(step, 0.0) for step in _THEIRS)
+        in_tensorrt = sum(seconds.get(step, 0.0) for step in _TENSORRT_STEPS)
         rows.append(
             {
                 "engine": label,
@@ -233,14 +231,14 @@ def cost_table(results: Mapping[str, Evaluation]) -> pd.DataFrame:
                 "engine_mb": facts["engine_bytes"] / 1e6,
                 **{f"{step}_s": seconds.get(step, math.nan) for step in _STEPS},
                 "evaluation_s": whole,
-                "own_share": (whole - theirs) / whole if whole else math.nan,
+                "own_share": (whole - in_tensorrt) / whole if whole else math.nan,
             }
         )
     return pd.DataFrame(rows)
 
 
 def findings_of(results: Sequence[Evaluation]) -> list[Finding]:
-    """What the engines' builders and read-backs found, each once, and how evaluations broke."""
+    """Findings of the engines' builds, each once, and evaluations that failed to run."""
     found: dict[str, Finding] = {}
     for result in results:
         for entry in result.facts.get("findings", ()):
@@ -253,7 +251,7 @@ def findings_of(results: Sequence[Evaluation]) -> list[Finding]:
 
 
 def worst_inputs(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the inputs' table worth showing: those with the largest scores under the plan."""
+    """The 12 rows of the inputs table with the largest scores under the plan."""
     scored = [c for c in table if str(c).startswith("plan_score_")]
     if not scored:
         return table.head(12)
@@ -262,35 +260,34 @@ def worst_inputs(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the layer table worth showing: pinned layers, then those that do most alone."""
+    """The 40 rows of the layer table to show: pinned layers, then the most sensitive."""
     by = next(c for c in ("sensitivity", "introduced_max_abs", "layer") if c in table)
     ranked = table.sort_values(["pinned", by], ascending=[False, False], kind="stable")
-    known = [c for c in _LAYER_COLUMNS if c in ranked]
+    columns = [c for c in _LAYER_COLUMNS if c in ranked]
     if not ranked["pinned"].any():
-        known.remove("pinned")
-    return ranked[known].head(40)
+        columns.remove("pinned")
+    return ranked[columns].head(40)
 
 
 def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:
-    """The layers that a comparison shows: those that make values which are not finite first,
+    """The 40 rows of the layer table that ``compare`` shows, the worst first.
 
-    then those that pass them on, then by the error that each introduces.
+    Layers that make non-finite values come first, then layers that pass them on.
     """
     if "introduced_finite" not in table:
         return worst_layers(table)
     makes = ~table["introduced_finite"].astype(bool)
     broken = ~table["finite"].astype(bool) & table["ref_max"].notna()
     where = np.select([makes, broken], ["not finite: made here", "not finite"], "")
-    by_error = table["introduced_snr_db"].mask(makes, -np.inf)  # those stay in the network's order
+    by_error = table["introduced_snr_db"].mask(makes, -np.inf)  # these keep the network's order
     order = np.select([makes, broken], [0, 1], 2)
     ranked = table.assign(values=where, _order=order, _error=by_error)
     ranked = ranked.sort_values(["_order", "_error"], kind="stable")
-    known = [c for c in _COMPARED_COLUMNS if c in ranked]
-    return ranked[known].head(40)
+    return ranked[[c for c in _COMPARED_COLUMNS if c in ranked]].head(40)
 
 
 def shown_pins(result: Record) -> pd.DataFrame:
-    """The pins with their proof; where none is proved, with what each layer does alone."""
+    """The pins with their proofs; where none is proved, with their sensitivities."""
     if result.pins["proved"].any() or result.pins.empty:
         return result.pins
     pins = result.pins[["layer", "op", "scope"]]
@@ -301,25 +298,19 @@ def shown_pins(result: Record) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Cell:
-    """One output of one baseline under one requirement: the metric's value, and its score.
+    """One output of one baseline under one requirement."""
 
-    The value is NaN where no error of the output has it.
-    """
-
-    value: float
-    score: float
+    value: float  # the metric, NaN where it is not an error of one output
+    score: float  # error / tolerance
 
 
 @dataclass(frozen=True)
 class Row:
-    """A requirement on one output, or on all (``output`` is blank), with a cell a baseline.
+    """A requirement on one output."""
 
-    A cell is None where the baseline gave no such output.
-    """
-
-    requirement: str
-    output: str
-    cells: tuple[Cell | None, ...]
+    requirement: str  # its text
+    output: str  # name of the output, blank for all
+    cells: tuple[Cell | None, ...]  # one per baseline, None where it gave no such output
 
 
 def requirements_table(
@@ -328,26 +319,23 @@ def requirements_table(
     plan: Sequence[Evaluation],
     baselines: Mapping[str, Evaluation],
 ) -> pd.DataFrame:
-    """A row for each requirement: its worst score with everything reduced and under the plan.
-
-    ``baselines`` holds its score by the label of each baseline.
-    """
-    each = {label: r.by_condition for label, r in baselines.items() if r.by_condition}
+    """A row per requirement: its worst scores reduced, under the plan and in each baseline."""
+    by_label = {label: r.by_condition for label, r in baselines.items() if r.by_condition}
     rows = []
     for place, text in enumerate(texts):
         row: dict[str, object] = {"requirement": text}
-        for name, found in (("reduced", reduced), ("plan", plan)):
-            scores = [r.by_condition[place] for r in found if r.by_condition]
+        for name, results in (("reduced", reduced), ("plan", plan)):
+            scores = [r.by_condition[place] for r in results if r.by_condition]
             row[f"{name}_score"] = max(scores, default=math.nan)
-        row["baselines"] = {label: scores[place] for label, scores in each.items()}
+        row["baselines"] = {label: scores[place] for label, scores in by_label.items()}
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def judged_scores(table: pd.DataFrame) -> dict[str, float]:
-    """The score that decides each requirement: the plan's.
+    """The score that decides each requirement.
 
-    Without a plan it is FP32's, if that misses one, else that of everything reduced.
+    It is the plan's; without a plan FP32's if that misses, else that of everything reduced.
     """
     if not len(table):
         return {}
@@ -359,10 +347,9 @@ def judged_scores(table: pd.DataFrame) -> dict[str, float]:
 
 
 def requirement_scores(table: pd.DataFrame, outputs: pd.DataFrame) -> list[Row]:
-    """A row for each requirement and output that it is on, a cell a baseline.
+    """A row per requirement and output, with a cell per baseline.
 
-    A requirement whose values are not among an output's errors (such as a decision or a mean over
-    inputs) has one row for all its outputs.
+    A requirement on several outputs at once, such as a decision, has one row.
     """
     if "output" not in outputs or not len(table):
         return []
@@ -384,20 +371,21 @@ def requirement_scores(table: pd.DataFrame, outputs: pd.DataFrame) -> list[Row]:
 
 
 def _of_errors(text: str, names: Sequence[str]) -> Requirement | None:
-    """The requirement, where the worst of an output's errors decides it."""
+    """The parsed requirement if it is on the worst error of one output, else None."""
     try:
         (item,) = parse_requirements([text], names).items
-    except BadInputError:  # a metric of the user's, whose code is not here
+    except BadInputError:  # a user's metric, whose code is not loaded when a report is rewritten
         return None
-    # A slice's error, or a group's, is not among an output's.
+    # The table of outputs has no errors of slices or groups.
     whole = not item.by_scale and not item.part
     return item if item.metric in METRICS and item.aggregate == WORST and whole else None
 
 
 def _cell(item: Requirement, row: object) -> Cell | None:
+    """The cell of one requirement and one row of the outputs table."""
     value = getattr(row, item.metric, None)
     if value is None:
         return None
-    finite = bool(getattr(row, "finite", True))
-    seen = float(value) if finite else math.nan
-    return Cell(float(value), item.score_of(seen))
+    # Errors cover finite values only, so that of a non-finite output must not pass.
+    is_finite = bool(getattr(row, "finite", True))
+    return Cell(float(value), item.score_of(float(value) if is_finite else math.nan))

@@ -1,4 +1,4 @@
-"""What the terminal shows."""
+"""Shows progress and results in the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from bisect_trt.report.reduced import (
     headline_of_cures,
     line_of_cure,
     nothing_bad,
-    reduced_how,
+    search_lines,
 )
 from bisect_trt.report.reduced import headline as headline_of_subgraph
 from bisect_trt.report.tables import OUTPUT_COLUMNS, suspect_layers
@@ -43,18 +43,19 @@ from bisect_trt.steps.verify import Verification
 
 
 def plain(kind: type[Console] = Console, **more: Any) -> Console:
-    """A console that takes text as it is: names may look like markup, codes of emoji or numbers."""
+    """A console that prints text as it is, even names that look like rich's markup."""
     return kind(markup=False, emoji=False, highlight=False, **more)
 
 
 def screen() -> Console:
-    """The console for results: wide where a program reads it, so that no name is broken."""
-    seen = sys.stdout is not None and sys.stdout.isatty()
-    return plain(_Screen, width=None if seen or "COLUMNS" in os.environ else 200)
+    """The console for results."""
+    # 200 columns where a program reads them, so that names are not broken into lines.
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return plain(_Screen, width=None if is_terminal or "COLUMNS" in os.environ else 200)
 
 
-class _Unheard:
-    """A stream to a terminal that may be closed, on whose account no work shall end."""
+class _UncheckedStream:
+    """A stream that ignores errors, since a closed terminal must not end the work."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -73,31 +74,30 @@ class _Unheard:
 
 
 class _Screen(Console):
-    """A console that leaves a reader who went away to the command, which knows its exit code."""
+    """A console that raises on a closed pipe instead of exiting with a code of its own."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
-EVERY_S = 5.0
+LOG_INTERVAL_S = 5.0
 """Seconds between two lines in a log."""
 
 
 def progress(
     *, quiet: bool = False, verbose: bool = False, budget: float | None = None, subject: str = ""
 ) -> ProgressObserver:
-    """Signs of life on standard error, also where JSON goes to standard output."""
-    # Started without standard error, rich knows what to do.
-    gone = sys.stderr is None
-    console = plain(stderr=True) if gone else plain(file=_Unheard(sys.stderr))
+    """An observer that writes to standard error, so that it never mixes with JSON."""
+    # Without standard error (pythonw), rich discards everything.
+    missing = sys.stderr is None
+    console = plain(stderr=True) if missing else plain(file=_UncheckedStream(sys.stderr))
     return ProgressObserver(console, quiet=quiet, verbose=verbose, budget=budget, subject=subject)
 
 
 class ProgressObserver(Observer):
-    """Shows the step in work; with ``verbose`` every evaluation is a line of its own.
+    """Shows the current step; with ``verbose`` prints a line per evaluation.
 
-    Without a terminal, a line every ``every_s`` seconds says time, memory, the step and what is
-    left of it, the best plan so far, and what is left of the budget.
+    Without a terminal it logs time, memory, step, best plan and budget every ``interval_s``.
     """
 
     def __init__(
@@ -106,23 +106,23 @@ class ProgressObserver(Observer):
         *,
         quiet: bool,
         verbose: bool = False,
-        every_s: float | None = None,
+        interval_s: float | None = None,
         budget: float | None = None,
         subject: str = "",
     ) -> None:
         self._console = console
         self._quiet = quiet
         self._verbose = verbose and not quiet
-        self._every_s = EVERY_S if every_s is None else every_s
+        self._interval_s = LOG_INTERVAL_S if interval_s is None else interval_s
         self._budget = budget
         self._subject = f"{subject}: " if subject else ""
         self._step = "starting"
         self._done = ""
         self._note = ""
-        self._started = self._told = time.perf_counter()
-        # The seconds left, and when that was known.
+        self._started = self._printed_at = time.perf_counter()
+        # The seconds left, and the time of that estimate.
         self._left: tuple[float | None, float] = None, self._started
-        # The count that the pace is measured from, its end, and when it was reached.
+        # Where the pace is measured from: count, expected count, time.
         self._first: tuple[int, int, float] | None = None
         self._last = 0
         self._best: int | None = None
@@ -156,7 +156,7 @@ class ProgressObserver(Observer):
         self._bar.stop()
         self._ended.set()
         if self._log is not None:
-            self._log.join(self._every_s)
+            self._log.join(self._interval_s)
 
     def step(self, name: str) -> None:
         self._first = None
@@ -172,15 +172,16 @@ class ProgressObserver(Observer):
         shown = printable(f"{self._done}{self._left_in_words()}: {note}"[:90])
         self._bar.update(self._task, total=expected or None, completed=done, note=shown)
         if self._verbose:
-            self._told = time.perf_counter()
+            self._printed_at = time.perf_counter()
             self._console.print(printable(f"{self._subject}{self._done}: {note}"))
 
     def _seconds_left(self, done: int, expected: int) -> float | None:
-        """By the pace since the first that was done; None where nothing tells."""
+        """Estimates from the pace since the first count; None without one."""
         now = time.perf_counter()
-        anew = self._first is None or expected != self._first[1] or done <= self._last
+        # Another expected count, or a smaller one, means that another loop has begun.
+        restarted = self._first is None or expected != self._first[1] or done <= self._last
         self._last = done
-        if anew or self._first is None:
+        if restarted or self._first is None:
             self._first = done, expected, now
         first, _, since = self._first
         if not expected or done <= first:
@@ -188,9 +189,9 @@ class ProgressObserver(Observer):
         return (now - since) / (done - first) * max(expected - done, 0)
 
     def _left_in_words(self) -> str:
-        """What is left by now; nothing once that has passed."""
-        left, heard = self._left  # another thread may be told more meanwhile
-        if left is None or (left := left - (time.perf_counter() - heard)) < 0.0:
+        """The time left, blank once the estimate has passed."""
+        left, estimated_at = self._left  # read once, as another thread may replace it
+        if left is None or (left := left - (time.perf_counter() - estimated_at)) < 0.0:
             return ""
         return f", about {left:.0f} s left"
 
@@ -202,18 +203,18 @@ class ProgressObserver(Observer):
             self._console.print(printable(f"{self._subject}note: {message}"), style="yellow")
 
     def _write_lines(self) -> None:
-        """In a thread of its own: a step may be silent for long."""
-        while not self._ended.wait(self._every_s):
-            if self._verbose and time.perf_counter() - self._told < self._every_s:
+        """Logs from a thread of its own, as a step may take long."""
+        while not self._ended.wait(self._interval_s):
+            if self._verbose and time.perf_counter() - self._printed_at < self._interval_s:
                 continue
             line = printable(self._line(time.perf_counter() - self._started))
-            # Not by the console: where the reader went away it would close standard output too.
+            # Not by the console, which on a closed pipe would close standard output too.
             with suppress(OSError, ValueError):
                 self._console.file.write(f"{line}\n")
                 self._console.file.flush()
 
     def _line(self, elapsed: float) -> str:
-        """What is going on, ``elapsed`` seconds from the start."""
+        """The log line ``elapsed`` seconds after the start."""
         parts = [self._step]
         if self._done:
             parts = [f"{self._step}, {self._done}{self._left_in_words()}: {self._note}"]
@@ -226,19 +227,21 @@ class ProgressObserver(Observer):
         return f"[{elapsed:.0f} s, {memory} at most] {self._subject}{'; '.join(parts)}"
 
 
-SHOWN_PINS = 20
+SHOWN_ROWS = 20
+"""Rows of a table on the screen."""
+
 _COLOURS = {"ok": "green", "unsure": "yellow", "bad": "red"}
 
 
 def print_verdict(console: Console, result: Record) -> None:
-    """The answer, the pins with their proof, the outputs, where the files are."""
-    said, *lines = answer_lines(result)
-    console.print(printable(said), style=f"bold {_COLOURS[text.tone(result)]}")
+    """Prints the answer, the pins with their proofs, the outputs and the files."""
+    headline, *lines = answer_lines(result)
+    console.print(printable(headline), style=f"bold {_COLOURS[text.tone(result)]}")
     for line in lines:
         console.print(printable(line))
     if len(result.pins):
-        last = [c for c in ("held", "inherited") if c in result.pins]
-        shown = list(result.pins.sort_values(last, kind="stable").itertuples())[:SHOWN_PINS]
+        last = [c for c in ("held", "inherited") if c in result.pins]  # False sorts before True
+        shown = list(result.pins.sort_values(last, kind="stable").itertuples())[:SHOWN_ROWS]
         least = any(row.proved and text.is_least(row) for row in shown)
         table = _table(["pinned layer", "op", "without it, at least" if least else "without it"])
         for row in shown:
@@ -247,8 +250,8 @@ def print_verdict(console: Console, result: Record) -> None:
                 why = f"{row.outcome_without}, {text.score_without(row)}"
             table.add_row(printable(str(row.layer)), str(row.op), why)
         console.print(table)
-        if len(result.pins) > SHOWN_PINS:
-            console.print(f"... and {len(result.pins) - SHOWN_PINS} more in pins.csv")
+        if len(result.pins) > SHOWN_ROWS:
+            console.print(f"... and {len(result.pins) - SHOWN_ROWS} more in pins.csv")
         if result.search_facts:
             console.print(printable(text.search_sentences(result)[0]))
     if len(result.outputs):
@@ -262,7 +265,7 @@ def print_verdict(console: Console, result: Record) -> None:
 
 
 def _print_findings(console: Console, result: Record, whole: str) -> None:
-    """The findings that may matter, at most two of a kind; ``whole`` is where the others are."""
+    """Prints the findings that may matter, at most two of a kind; ``whole`` has the others."""
     vanishing = sum(f.kind == VANISHING for f in result.findings)
     others = [f for f in result.findings if f.kind not in (VANISHING, *FIRST_KINDS)]
     others.sort(key=lambda f: (not f.weighty, f.kind == "input"))
@@ -285,7 +288,7 @@ def _print_findings(console: Console, result: Record, whole: str) -> None:
 
 
 def print_comparison(console: Console, result: Record) -> None:
-    """The baselines' outputs and the layers that err most."""
+    """Prints the baselines' outputs and the layers with the largest errors."""
     if result.outputs.empty:
         console.print(printable(result.sentence))
         return
@@ -296,7 +299,7 @@ def print_comparison(console: Console, result: Record) -> None:
 
 
 def print_verification(console: Console, verification: Verification) -> None:
-    """The answer, then each way in which the plan was looked at."""
+    """Prints the answer and each check of the plan."""
     style = "bold green" if verification.passed else "bold red"
     console.print(text.verdict(verification), style=style)
     for line in text.validation_lines(verification):
@@ -310,7 +313,7 @@ def print_verification(console: Console, verification: Verification) -> None:
 
 
 def print_inspection(console: Console, inspection: Inspection) -> None:
-    """Counts first, then what deserves attention."""
+    """Prints the layers, the patterns and the findings."""
     layers = counted(len(inspection.layers), "layer")
     console.print(f"{printable(inspection.model)}: opset {inspection.opset}, {layers}")
     columns = {
@@ -327,17 +330,17 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     for pattern in inspection.patterns:
         how = "written out" if pattern.decomposed else "one operator"
         console.print(printable(f"{pattern.kind} ({how}): {', '.join(pattern.layers)}"))
-    alike: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for name, reason in inspection.kept.items():
-        alike.setdefault(reason, []).append(name)
-    for reason, names in alike.items():
+        by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
         console.print(printable(f"kept in FP32: {some_of(names, 3)} ({reason})"))
     for line in (*(f.message for f in inspection.findings), *inspection.advice):
         console.print(printable(f"note: {line}"), style="yellow")
 
 
 def print_cures(console: Console, cures: Cures, folder: Path) -> None:
-    """The answer, then what was tried."""
+    """Prints the answer and each cure."""
     good = not cures.needed or cures.smallest is not None
     console.print(printable(headline_of_cures(cures)), style="bold green" if good else "bold red")
     for cure in cures.tried:
@@ -346,12 +349,12 @@ def print_cures(console: Console, cures: Cures, folder: Path) -> None:
 
 
 def print_reduced(console: Console, found: Reduced | Observation, folder: Path) -> None:
-    """The subgraph, what it shows, how it was found and where it is."""
+    """Prints the subgraph, its results, how it was found and its folder."""
     if not isinstance(found, Reduced):
         console.print(printable(nothing_bad(found)), style="bold green")
         return
     console.print(printable(headline_of_subgraph(found)), style="bold red")
-    for line in (*figures(found), *reduced_how(found)):
+    for line in (*figures(found), *search_lines(found)):
         console.print(printable(line))
     console.print(printable(f"reproducer: {folder}"), soft_wrap=True)
 
@@ -364,8 +367,8 @@ def _table(columns: list[str]) -> Table:
 
 
 def _baselines(result: Record, but: Container[str]) -> Table:
-    """A row a baseline and output, without the columns ``but``."""
-    # Beside each output the baseline's score would say that every one of them misses.
+    """A row per baseline and output, without the columns ``but``."""
+    # The score is of all outputs, so it stands in the first row of a baseline only.
     shown = result.outputs[[c for c in OUTPUT_COLUMNS if c not in but]].astype(object)
     of_all = [c for c in ("baseline", "outcome", "score") if c in shown]
     shown.loc[shown["baseline"].duplicated(), of_all] = ""
@@ -374,13 +377,13 @@ def _baselines(result: Record, but: Container[str]) -> Table:
 
 def _frame(frame: pd.DataFrame) -> Table:
     table = _table([str(c) for c in frame.columns])
-    for row in text.scores_told(frame).to_numpy(dtype=object).tolist():
+    for row in text.scores_in_words(frame).to_numpy(dtype=object).tolist():
         table.add_row(*(printable(text.number(v)) for v in row))
     return table
 
 
 def print_page(console: Console, page: Page) -> None:
-    """A page of sections, tables cut where they would fill more than a screen."""
+    """Prints a page of sections, each table cut at ``SHOWN_ROWS``."""
     console.print(printable(page.answer), style="bold green" if page.good else "bold red")
     for line in page.lines:
         console.print(printable(line))
@@ -390,6 +393,6 @@ def print_page(console: Console, page: Page) -> None:
         for line in section.lines:
             console.print(printable(line))
         if len(section.table):
-            console.print(_frame(section.table.head(SHOWN_PINS)))
-        if len(section.table) > SHOWN_PINS:
-            console.print(f"... and {len(section.table) - SHOWN_PINS} more")
+            console.print(_frame(section.table.head(SHOWN_ROWS)))
+        if len(section.table) > SHOWN_ROWS:
+            console.print(f"... and {len(section.table) - SHOWN_ROWS} more")

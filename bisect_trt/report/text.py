@@ -1,4 +1,4 @@
-"""The report's sentences."""
+"""Writes the sentences of the report and of the screen."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from bisect_trt.steps.verify import GOLDEN, Verification
 
 
 def tone(result: Record) -> str:
-    """What the first glance says: ``bad``, ``unsure`` or ``ok``.
+    """The colour of the answer: ``bad``, ``ok``, or ``unsure``.
 
-    It is ``unsure`` where only the given inputs speak for a plan, or hardly a layer is reduced.
+    A plan is ``unsure`` that is not validated, or that reduces hardly any layer.
     """
     if not result.passed:
         return "bad"
-    known = result.validation is None or result.validation.word is ValidationVerdict.VALIDATED
-    return "ok" if known and not is_nearly_all(result) else "unsure"
+    sure = result.validation is None or result.validation.word is ValidationVerdict.VALIDATED
+    return "ok" if sure and not is_nearly_all(result) else "unsure"
 
 
 def is_nearly_all(result: Record) -> bool:
-    """Whether a finished search found hardly another thing than FP32."""
+    """Whether a finished search kept nearly every layer in FP32."""
     free = result.layer_count - len(result.plan.held)
     searched = (result.complete or result.ranked) and not result.out_of_time
     found = len(result.plan.chosen)
-    # With so many pins it is FP32 with casts around it.
+    # Such a plan is FP32 with casts around it, and saves nothing.
     return result.passed and searched and found >= max(2.0, 0.9 * free)
 
 
 def number(value: Any) -> str:
-    """A number for a table: short, honest about infinities, blank where there is none."""
+    """A value for a table: four digits, ``inf`` for infinities, blank for NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return printable(str(value))
     if isinstance(value, float) and math.isnan(value):
@@ -47,8 +47,13 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def scores_told(table: pd.DataFrame) -> pd.DataFrame:
-    """``table`` with words for the score that stands for a miss where none is allowed."""
+def per_cent(share: float) -> str:
+    """A share such as ``95 %``."""
+    return f"{100.0 * share:.3g} %"
+
+
+def scores_in_words(table: pd.DataFrame) -> pd.DataFrame:
+    """Replaces the score that stands for "a miss where none is allowed" by words."""
     shown = table
     for name in (c for c in table if "score" in str(c) or c == "sensitivity"):
         beyond = pd.to_numeric(table[name], errors="coerce").eq(NOTHING_ALLOWED)
@@ -59,7 +64,7 @@ def scores_told(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sources(layers: pd.DataFrame) -> str:
-    """Which layers are wrong while what they read is right, the first in the network first."""
+    """The first layers that are wrong though their inputs are right."""
     if "source" not in layers or not layers["source"].any():
         return ""
     names = layers.loc[layers["source"].astype(bool), "layer"].astype(str).tolist()
@@ -67,16 +72,16 @@ def sources(layers: pd.DataFrame) -> str:
 
 
 def misses_alone(layers: pd.DataFrame) -> str:
-    """Which layers miss the requirement when only they are reduced, the worst first."""
+    """The layers that miss the requirement when reduced alone, the worst first."""
     if "sensitivity" not in layers:
         return ""
     worst = layers.sort_values("sensitivity", ascending=False, kind="stable")
-    names, known = worst.loc[worst["sensitivity"] > 1.0, "layer"], worst["sensitivity"].count()
-    if not known:
+    names, measured = worst.loc[worst["sensitivity"] > 1.0, "layer"], worst["sensitivity"].count()
+    if not measured:
         return ""
     if names.empty:
         return (
-            f"Of {counted(known, 'layer')} measured alone none misses the requirement, on those "
+            f"Of {counted(measured, 'layer')} measured alone none misses the requirement, on those "
             "inputs and copies."
         )
     which = some_of(names.astype(str).tolist(), 3)
@@ -84,19 +89,19 @@ def misses_alone(layers: pd.DataFrame) -> str:
 
 
 def score_without(pin: Any) -> str:
-    """What the set without a pin scores; where that passes, also the share it was held to."""
+    """The score without a pin; one below 1 comes with the tolerance share that it misses."""
     score, share = float(pin.score_without), float(pin.tolerance_share)
-    said = times(score, str(pin.outcome_without))
-    return said if score > 1.0 else f"{said} (held to {share:.3g})"
+    words = times(score, str(pin.outcome_without))
+    return words if score > 1.0 else f"{words} (held to {share:.3g})"
 
 
 def is_least(pin: Any) -> bool:
-    """Whether :func:`score_without` is a lower bound, as one missed input ended the evaluation."""
+    """Whether :func:`score_without` is a lower bound, since the first miss ended the evaluation."""
     return not getattr(pin, "of_all_given", True) and math.isfinite(pin.score_without)
 
 
 def unproved(result: Record, pin: Any = None) -> str:
-    """What a pin without a proof rests on."""
+    """Why a pin without a proof is in the plan."""
     if getattr(pin, "inherited", False):
         return "moves values between kept layers"
     if getattr(pin, "held", False):
@@ -105,44 +110,50 @@ def unproved(result: Record, pin: Any = None) -> str:
 
 
 def is_lifted(result: Record) -> bool:
-    """Whether the source is reduced already, so that its FP32 layers are held."""
+    """Whether the source model is reduced already, so that its FP32 layers are held."""
     return any(finding.kind == "lifted" for finding in result.findings)
 
 
 def judged_by(result: Record) -> str:
-    """Who decided, and on an engine what the pins cost."""
+    """The runner that decided, with the latencies of engines."""
     if not sum(result.evaluations.values()):
         return "nothing was judged"
     if result.engine is None:
         return "judged by emulation, not yet by an engine"
-    rows = result.cost.to_dict(orient="records")
-    latency = {str(row["engine"]).rpartition(" ")[2]: row["latency_ms"] for row in rows}
     shown = ("fp32", result.precision.value, "plan")
-    costs = ", ".join(f"{name} {number(ms)} ms" for name, ms in latency.items() if name in shown)
+    costs = ", ".join(f"{name} {ms}" for name, ms in latencies(result).items() if name in shown)
     builds = counted(result.engine.builds_beyond_baselines or 0, "build")
-    said = f"decided on {result.runner}, {builds} beyond the baselines"
-    return f"{said}; latency {costs}" if costs else said
+    judge = f"decided on {result.runner}, {builds} beyond the baselines"
+    return f"{judge}; latency {costs}" if costs else judge
+
+
+def latencies(result: Record) -> dict[str, str]:
+    """The latency of each engine by what it runs: a precision, or the plan."""
+    if "latency_ms" not in result.cost:
+        return {}
+    rows = result.cost.to_dict(orient="records")
+    return {str(r["engine"]).rpartition(" ")[2]: f"{number(r['latency_ms'])} ms" for r in rows}
 
 
 def search_sentences(result: Record) -> list[str]:
-    """What kind of set it is and what finding it took."""
+    """The kind of the set of pins, and what finding it took."""
     facts = result.search_facts
     if facts is None:
         return []
     kind = f"{facts.regime}; the" if facts.regime else "The"
     if facts.regime == Regime.DIFFUSE.value:
-        # Where some layers miss alone it is no accumulation, however many are pinned.
+        # It is accumulation only where no layer misses alone.
         word = "diffuse accumulation" if result.cause is Cause.ACCUMULATION else "spread"
         kind = f"{word} over {facts.spread_over} layers; the"
     lines = [f"{kind} pins are {'; '.join(facts.blocks)}."]
-    said = (
+    effort = (
         f"The search emulated {counted(facts.emulated_evaluations, 'set')} of pins; by yes and no "
         f"alone, telling {len(result.plan.chosen)} of {result.layer_count} layers apart takes "
         f"{facts.information_bound:.0f} answers at least."
     )
     if not math.isnan(facts.suspicion_auc):
-        said += f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
-    lines.append(said)
+        effort += f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
+    lines.append(effort)
     if facts.violations:
         lines.append(
             f"{facts.violations} failing sets held a passing one: here more pins are not always "
@@ -151,27 +162,27 @@ def search_sentences(result: Record) -> list[str]:
     return lines
 
 
-def _reproducibility_sentences(seen: Reproducibility | None) -> list[str]:
-    """How often the engine was run, and whether it gave one answer."""
-    if seen is None:
+def _reproducibility_sentences(facts: Reproducibility | None) -> list[str]:
+    """How often the engine ran, and whether its outputs were always the same."""
+    if facts is None:
         return []
-    where = "one process" if seen.processes == 1 else f"{seen.processes} processes"
+    where = "one process" if facts.processes == 1 else f"{facts.processes} processes"
     bits = "in each process an input always had the same answer, bit for bit"
-    if not seen.reproducible:
-        bits = f"{seen.differing} runs differed from the others of their input and process"
-    lines = [f"{seen.passed} of {seen.runs} runs in {where} met the requirement; {bits}."]
-    if seen.right is not None and seen.processes > 1:
-        # Runs of one process do not count on their own: they tend to be right or wrong together.
-        bound = 100.0 * lower_bound(seen.right, seen.processes)
+    if not facts.reproducible:
+        bits = f"{facts.differing} runs differed from the others of their input and process"
+    lines = [f"{facts.passed} of {facts.runs} runs in {where} met the requirement; {bits}."]
+    if facts.right is not None and facts.processes > 1:
+        # Runs of one process are right or wrong together, so only processes are counted.
+        bound = 100.0 * lower_bound(facts.right, facts.processes)
         lines.append(
-            f"Every run did in {seen.right} of the {where}, so in at least {bound:.0f} % of all, "
+            f"Every run did in {facts.right} of the {where}, so in at least {bound:.0f} % of all, "
             "with 95 % confidence: an engine that is seldom wrong is not found so."
         )
     return lines
 
 
 def engine_sentences(result: Record) -> list[str]:
-    """What else the engine showed."""
+    """What else was found on the engine."""
     facts = result.engine
     if facts is None:
         return []
@@ -204,11 +215,11 @@ def engine_sentences(result: Record) -> list[str]:
 
 
 def validation_sentences(validation: Validation | None) -> list[str]:
-    """On what the plan was tested, and with what confidence."""
+    """The inputs that the plan was tested on, the results and their confidence."""
     if validation is None:
         return []
     lines = [_tested(validation)]
-    if validation.fitted:  # before what else is said: it is no claim on other inputs
+    if validation.fitted:  # second, as the terminal shows two sentences
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     out = validation.holdout
     if out.worst and out.worst_score > 1.0:
@@ -234,7 +245,7 @@ def validation_sentences(validation: Validation | None) -> list[str]:
 def _tested(validation: Validation) -> str:
     """The verdict, and how many inputs of each kind passed."""
     given, size = validation.given, validation.set_size
-    found = [f"given {given.passed} of {given.tested} {_inputs(size)}"]
+    tallies = [f"given {given.passed} of {given.tested} {_inputs(size)}"]
     sets = f" (sets of {size})" if size > 1 else ""
     for kind, name, inputs in (
         (validation.perturbed, "perturbed", f"inputs{sets}"),
@@ -243,31 +254,31 @@ def _tested(validation: Validation) -> str:
     ):
         if kind.tested:
             bound = f"at least {100.0 * kind.lower_bound:.1f} %"
-            found.append(f"{name} {kind.passed} of {kind.tested} {inputs}, {bound}")
-    sure = {1: "", 2: " with 95 % confidence"}.get(len(found), ", each with 95 % confidence")
-    said = f"Holds on {'; '.join(found)}{sure}."
+            tallies.append(f"{name} {kind.passed} of {kind.tested} {inputs}, {bound}")
+    sure = {1: "", 2: " with 95 % confidence"}.get(len(tallies), ", each with 95 % confidence")
+    sentence = f"Holds on {'; '.join(tallies)}{sure}."
     if validation.word is None:
-        return said
+        return sentence
     word = validation.word.value.capitalize()
-    if validation.wanted < WANTED:  # the user asked for less than usual
-        word += f" for the {100.0 * validation.wanted:.3g} % asked for"
+    if validation.wanted < WANTED:  # --robust below the default
+        word += f" for the {per_cent(validation.wanted)} asked for"
     if validation.word is ValidationVerdict.VALIDATED:
         word += ", of inputs like yours"
-    return f"{word}. {said}"
+    return f"{word}. {sentence}"
 
 
 def of_one_input(answer: str, validation: Validation | None) -> str:
-    """``answer``, which begins with the warning that only one input was given."""
+    """Puts a warning before ``answer`` where only one input was given."""
     return f"With one input: {answer}" if validation is not None and validation.of_one else answer
 
 
 def _inputs(size: int) -> str:
-    """What is counted where ``size`` inputs are judged together."""
+    """The unit that is counted where ``size`` inputs are judged together."""
     return "inputs" if size == 1 else f"sets of {size} inputs"
 
 
 def caption_of(validation: Validation | None) -> str:
-    """The caption of a table of what the plan was tested on."""
+    """The caption of the validation table."""
     parts = ["with one input"] if validation is not None and validation.of_one else []
     if word := word_of(validation):
         parts.append(word)
@@ -277,14 +288,14 @@ def caption_of(validation: Validation | None) -> str:
 
 
 def meaning_of(validation: Validation | None) -> str:
-    """What the word for a plan's tests means, where it is not plain."""
+    """The meaning of the verdict, for all but validated."""
     if validation is None or validation.word in (None, ValidationVerdict.VALIDATED):
         return ""
-    wanted = f"{100.0 * validation.wanted:.3g} %"
+    wanted = per_cent(validation.wanted)
     if validation.word is ValidationVerdict.OVERFITTED:
         return f"Overfitted: some kind of input misses the {wanted} asked for by more than chance."
     if _beyond(validation):
-        return ""  # it is among the sentences
+        return ""  # validation_sentences says it
     return (
         f"Inconclusive: the tests neither show the {wanted} asked for of every kind of input, nor "
         "refute it."
@@ -292,11 +303,11 @@ def meaning_of(validation: Validation | None) -> str:
 
 
 def _beyond(validation: Validation) -> str:
-    """Why a plan whose copies pass often enough is not called validated; blank for others."""
+    """Why a plan whose copies pass often enough is not validated; blank for others."""
     limit = validation.prediction_limit
     if not validation.is_bounded or validation.leaves_room or validation.word is None:
         return ""
-    if validation.holdout.worst_score > limit:  # what was seen is more than what was expected
+    if validation.holdout.worst_score > limit:  # a held-out input refutes the limit
         return ""
     copies = "Copies" if validation.perturbed.tested else "Augmented inputs"
     if validation.of_one:
@@ -309,9 +320,9 @@ def _beyond(validation: Validation) -> str:
     if validation.set_size > 1:
         whose, other = f"set of {validation.set_size} inputs", "another set"
         far = "by how far its inputs lie apart"
-    said = f"{copies} of the {whose} hold as often as was asked, but {other} may use"
+    start = f"{copies} of the {whose} hold as often as was asked, but {other} may use"
     if not math.isinf(limit):
-        return f"{said} up to {times(limit)}, {far}."
+        return f"{start} up to {times(limit)}, {far}."
     if validation.set_size > 1:
         why = "so few inputs, or such a metric, do not tell"
     elif not validation.has_margin:
@@ -320,11 +331,11 @@ def _beyond(validation: Validation) -> str:
         why = "some copies miss it by more than any number of tolerances"
     else:
         why = "no copy shows any error, so nothing was at stake in them"
-    return f"{said} anything: {why}."
+    return f"{start} anything: {why}."
 
 
 def verdict(found: Verification) -> str:
-    """Whether the plan holds; before anything else, whether by one input."""
+    """Says whether the plan holds, with a warning where only one input was given."""
     validation = found.validation
     failed = [check.what for check in found.checks if check.validation is False]
     does_hold = failed in ([], [GOLDEN])
@@ -337,7 +348,7 @@ def verdict(found: Verification) -> str:
 
 
 def validation_lines(found: Verification) -> list[str]:
-    """On what the plan was tested, which of the given inputs misses by most, and the notes."""
+    """The validation's sentences, the worst given input, and the notes."""
     validation = found.validation
     lines = validation_sentences(validation)
     if validation is not None and validation.given.passed < validation.given.tested:
@@ -347,7 +358,7 @@ def validation_lines(found: Verification) -> list[str]:
 
 
 def plan_line(found: Verification) -> str:
-    """What the plan is, and what was asked of it."""
+    """The size of the plan and its requirements."""
     pins, base = len(found.plan.pinned), found.plan.base.value.upper()
     requirements = ", ".join(found.requirements)
     kept = f"{counted(pins, 'layer')} in FP32, the rest in {base}" if pins else f"all in {base}"

@@ -16,7 +16,7 @@ def said(seconds: float, lines: int = 0, **options: bool) -> str:
     text = io.StringIO()
     console = plain(file=text, width=200)
     given = {"quiet": False, "verbose": False, **options}
-    with ProgressObserver(console, every_s=0.05, **given) as observer:
+    with ProgressObserver(console, interval_s=0.05, **given) as observer:
         observer.step("bisect")
         observer.progress(3, 10, "6 pins: pass")
         time.sleep(seconds)
@@ -50,7 +50,7 @@ def test_a_reader_who_went_away_does_not_matter() -> None:
             raise BrokenPipeError
 
     gone = Gone()
-    with ProgressObserver(plain(file=gone), quiet=False, verbose=False, every_s=0.01) as observer:
+    with ProgressObserver(plain(file=gone), quiet=False, interval_s=0.01) as observer:
         observer.step("bisect")
         while gone.asked < 2:  # it goes on after the first line that nobody read
             time.sleep(0.01)
@@ -59,7 +59,7 @@ def test_a_reader_who_went_away_does_not_matter() -> None:
 def test_a_line_has_the_best_plan_and_what_is_left_of_the_budget() -> None:
     text = io.StringIO()
     console = plain(file=text, width=200)
-    with ProgressObserver(console, quiet=False, every_s=0.05, budget=1000.0) as observer:
+    with ProgressObserver(console, quiet=False, interval_s=0.05, budget=1000.0) as observer:
         observer.step("bisect")
         observer.best(7)
         observer.best(12)  # the smaller one was refused
