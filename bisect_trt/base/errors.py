@@ -28,7 +28,7 @@ class BadInputError(BisectError):
 
 
 class RunnerUnavailableError(BisectError):
-    """The runner asked for cannot work on this machine."""
+    """The requested runner cannot work on this machine."""
 
     exit_code = EXIT_NO_RUNNER
 

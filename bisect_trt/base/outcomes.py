@@ -268,7 +268,7 @@ class Validation:
 
     @property
     def missed(self) -> tuple[Tally, ...]:
-        """The kinds beside the given inputs of which fewer pass than chance explains."""
+        """The kinds beside the given inputs that miss their share by more than chance."""
         # A set of held out inputs is one observation: too few for a share.
         alone = [(self.holdout, self.wanted)] if self.holdout_size == 1 else []
         return tuple(kind for kind, wanted in (*self._copied, *alone) if kind.misses(wanted))

@@ -77,7 +77,7 @@ def reproducibility_of(samples: Sequence[SampleResult]) -> Reproducibility | Non
 
 
 def verdict_of(score: float, worst: Verdict) -> Verdict:
-    """The verdict of several samples together, some of which may miss."""
+    """The verdict of several samples together; a few may miss."""
     if score <= 1.0:
         return Verdict.PASS
     return Verdict.FAIL if worst is Verdict.PASS else worst

@@ -312,7 +312,7 @@ def _copies(what: str, count: int, so: str) -> list[Finding]:
 
 
 NOT_COVERED = "not-covered"
-"""Kind of finding: dynamic axes of which few sizes were tested."""
+"""Kind of finding: few sizes of dynamic axes were tested."""
 
 ALIKE = "alike"
 """Kind of finding: all inputs are of one kind, which makes validation inconclusive."""
