@@ -24,7 +24,7 @@ from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.fixture import Fixture
 from fixtures.models import unsavable
 from fixtures.subgraphs import branch, loop
-from tests.graph.test_normalised import function_model
+from tests.model.test_normalised import function_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 

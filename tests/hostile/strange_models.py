@@ -15,8 +15,8 @@ from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import waves
 from fixtures.models import bf16_victim
 from fixtures.subgraphs import branch, loop
-from tests.graph.test_normalised import function_model
-from tests.stations.answer.test_honesty import masked, quantised_network
+from tests.model.test_normalised import function_model
+from tests.steps.test_honesty import masked, quantised_network
 
 F, H, L, D = (
     TensorProto.FLOAT,

@@ -15,7 +15,7 @@ from bisect_trt.pipeline import compare
 from bisect_trt.report.tables import failure_sources, is_wrong
 from bisect_trt.settings import Settings
 
-EXPORTED = Path(__file__).parents[1] / "graph" / "exported"
+EXPORTED = Path(__file__).parents[1] / "model" / "exported"
 CHAIN = parser.parse_model(
     """
     <ir_version: 8, opset_import: ["" : 17]>

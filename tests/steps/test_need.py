@@ -26,7 +26,7 @@ from bisect_trt.model.shapes import live_bytes
 from bisect_trt.settings import Settings
 from bisect_trt.steps import memory_need
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 KB = 1024
 
 

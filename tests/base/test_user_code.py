@@ -84,7 +84,7 @@ def test_what_cannot_be_compared_is_never_taken_for_known() -> None:
 def test_digests_are_the_same_in_every_process(tmp_path: Path) -> None:
     script = tmp_path / "digests.py"
     script.write_text(
-        "from tests.core.test_user_code import DIFFERENT, made\n"
+        "from tests.base.test_user_code import DIFFERENT, made\n"
         "from bisect_trt.base.user_code import source_digest\n"
         "print([source_digest(made(t)) for t in DIFFERENT])\n"
     )

@@ -19,7 +19,7 @@ from bisect_trt.graph import list_layers, to_emulated, to_typed
 from bisect_trt.model.tensor_types import infer_types
 from bisect_trt.runners.emulator import EmulatedRunner
 from tests.conftest import run_model, same, session_of
-from tests.graph.node_models import cases, feed_of
+from tests.model.node_models import cases, feed_of
 
 EXPECTED_AT_LEAST = 900
 LOWERED = PrecisionPlan("fp16")

@@ -27,7 +27,7 @@ from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import waves
 from fixtures.models import healthy, residual, unsavable
 from tests.conftest import run_model, same
-from tests.graph.test_normalised import function_model
+from tests.model.test_normalised import function_model
 from tests.models import DETECTOR, page
 
 pytestmark = pytest.mark.usefixtures("few_draws")

@@ -23,7 +23,7 @@ from bisect_trt.model.subgraph import Extractor, declare_shapes
 from bisect_trt.runners.reference import Recorded, outputs_of
 from fixtures.models import ALL
 from tests.conftest import same
-from tests.graph.node_models import cases, feed_of
+from tests.model.node_models import cases, feed_of
 
 FLOAT = TensorProto.FLOAT
 _REDUCED = {TensorProto.FLOAT16, TensorProto.BFLOAT16}

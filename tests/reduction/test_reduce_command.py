@@ -48,7 +48,7 @@ def call(*arguments: str) -> Result:
 
 
 def checking(folder: Path) -> str:
-    root = str(Path(__file__).resolve().parents[3])
+    root = str(Path(__file__).resolve().parents[2])
     (folder / "check.py").write_text(CHECK.format(root=root))
     words = [sys.executable, str(folder / "check.py"), "{model}", "{inputs}", "{expected}"]
     return shlex.join(words)
@@ -185,7 +185,7 @@ def test_an_interruption_leaves_the_smallest_piece_so_far(tmp_path: Path) -> Non
     )
     command = [sys.executable, "-m", "bisect_trt", "reduce", *files(tmp_path)]
     command += ["--check", shlex.join([sys.executable, str(script), "{model}"])]
-    root = str(Path(__file__).resolve().parents[3])
+    root = str(Path(__file__).resolve().parents[2])
     with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as child:
         calls = tmp_path / "calls"
         while not (calls.exists() and len(calls.read_text()) == 4):

@@ -16,7 +16,7 @@ from bisect_trt.model.cautions import refusals, refuse_unsupported
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.outputs import unreached
 from bisect_trt.steps.problem import odd_outputs
-from tests.graph.test_decided import MODEL
+from tests.model.test_decided import MODEL
 
 GRAPH = Graph(onnx.parser.parse_model(MODEL))
 
