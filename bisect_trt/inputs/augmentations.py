@@ -164,7 +164,7 @@ KINDS: dict[str, Callable[[_Source, Random], _Arrays]] = {
     "swap": _swap,
     "longer": _longer,
 }
-"""The kinds of augmented inputs: of floats, of token ids, of sequences."""
+"""The kinds of augmented inputs; :func:`kinds_for` says which a model can take."""
 
 
 def check_kinds(text: str) -> None:

@@ -21,7 +21,7 @@ from bisect_trt.base.atomic_files import scratch, unchanged
 from bisect_trt.base.errors import BadInputError, MachineError, one_line
 from bisect_trt.base.sample import LazyArrays, RecentArrays
 from bisect_trt.base.user_code import load_object, users_code
-from bisect_trt.inputs.arrays import read_npy, read_npz, refuse_too_large, write_npz
+from bisect_trt.inputs.npz import read_npy, read_npz, refuse_too_large, write_npz
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import InputSpec, check_array, check_names

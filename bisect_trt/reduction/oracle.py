@@ -26,7 +26,7 @@ from bisect_trt.base.interrupt import BudgetSpentError, TimeBudget
 from bisect_trt.base.outcomes import CONFIDENCE, Verdict
 from bisect_trt.base.plan import Bypass, Precision, PrecisionPlan, Subgraph
 from bisect_trt.base.sample import Sample
-from bisect_trt.inputs.arrays import write_npz
+from bisect_trt.inputs.npz import write_npz
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.errors import tensor_error
 from bisect_trt.metrics.statistics import copies_needed

@@ -1,4 +1,4 @@
-"""Defines the columns of every CSV file; writes and reads the files."""
+"""Loads the columns of every CSV file from schema/columns.csv; writes and reads the files."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pandas as pd
 from bisect_trt.base.display import cell, counted, markdown, some_of
 from bisect_trt.base.outcomes import CONFIDENCE
 from bisect_trt.base.plan import Precision
-from bisect_trt.inputs.arrays import write_npz
+from bisect_trt.inputs.npz import write_npz
 from bisect_trt.model.save import save_model
 from bisect_trt.reduction.cures import Cure, Cures
 from bisect_trt.reduction.oracle import (

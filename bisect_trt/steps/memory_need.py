@@ -11,8 +11,8 @@ from pathlib import Path
 from bisect_trt.base.errors import BadInputError, MachineError
 from bisect_trt.base.limits import in_words, room_bytes, thread_count
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.inputs.arrays import bytes_inside, headers_of
 from bisect_trt.inputs.files import find_files, is_loader
+from bisect_trt.inputs.npz import bytes_inside, headers_of
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import InputSpec
 from bisect_trt.model.save import held_size, weights_size

@@ -22,7 +22,7 @@ from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal, all_in_fp32, missed_by_every
 from bisect_trt.steps.validation_inputs import (
     REFUSED_TIME_S,
-    TestCopies,
+    ValidationCopies,
     ValidationTest,
     set_size,
     spared,
@@ -52,7 +52,7 @@ def put_to_test(
 
     By emulation, copies that FP32 as a whole misses too speak against no plan, and are counted.
     """
-    copies = TestCopies(problem, context, judges, test)
+    copies = ValidationCopies(problem, context, judges, test)
     every = None if context.engine in judges else all_in_fp32(problem, plan)
     against = first_refusal(problem, context, judges, plan, copies, limit)
     aside = dict.fromkeys(InputKind, 0)
@@ -81,7 +81,7 @@ def validate(
     test: ValidationTest,
 ) -> Validation:
     """Everything that is claimed of ``plan``, tested."""
-    copies = TestCopies(problem, context, judges, test)
+    copies = ValidationCopies(problem, context, judges, test)
     # Of what a budget has left no kind leaves nothing to the next, and the report comes after.
     return _measured(problem, context, judges, plan, copies, of_rest=0.8)
 
@@ -91,7 +91,7 @@ def first_refusal(
     context: Context,
     judges: Sequence[Evaluator],
     plan: PrecisionPlan,
-    copies: TestCopies,
+    copies: ValidationCopies,
     limit: float,
 ) -> Refusal | None:
     """What speaks against ``plan``, the given inputs first; None where nothing does.
@@ -211,7 +211,7 @@ def _measured(
     context: Context,
     judges: Sequence[Evaluator],
     plan: PrecisionPlan,
-    copies: TestCopies,
+    copies: ValidationCopies,
     of_rest: float = 1.0,
 ) -> Validation:
     """As :func:`validate`; a kind may spend ``of_rest`` of the time that is left."""

@@ -127,7 +127,7 @@ def _seconds_a_copy(problem: Problem, usual_seconds: float) -> float:
     return max(3.0 * usual_seconds * set_size(problem) * kinds, 1e-6)
 
 
-class TestCopies:
+class ValidationCopies:
     """The new inputs of ``test``, made once however often they are asked for.
 
     Those whose digests are in ``without`` are left out.

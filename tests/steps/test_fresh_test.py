@@ -27,7 +27,7 @@ from bisect_trt.steps.validation_inputs import (
     MAX_MISSES,
     MAX_TESTS,
     REFUSED_TIME_S,
-    TestCopies,
+    ValidationCopies,
     ValidationTest,
     planned_test,
     wanted_of_unseen,
@@ -115,7 +115,7 @@ def first_test_of(problem: Problem) -> tuple[ValidationTest, Refusal | None, Val
     with open_context(problem, Observer()) as context:
         test = planned_test(problem, 0, 1e-4, last=False)
         judges = [context.evaluator, context.second]
-        copies = TestCopies(problem, context, judges, test)
+        copies = ValidationCopies(problem, context, judges, test)
         refused = first_refusal(problem, context, judges, problem.base, copies, 1.0)
         return test, refused, validate(problem, context, judges, problem.base, test)
 
@@ -212,7 +212,7 @@ def test_what_the_first_judge_refuses_the_second_is_not_asked(
     with open_context(problem, Observer()) as context:
         test = planned_test(problem, 0, 1e-4, last=False)
         judges = [context.evaluator, context.second]
-        copies = TestCopies(problem, context, judges, test)
+        copies = ValidationCopies(problem, context, judges, test)
         refused = first_refusal(problem, context, judges, problem.base, copies, 1.0)
         assert (refused is not None) == (negative > 0) == (not context.second.plans)
         missed = len(refused.samples) if refused is not None else 0

@@ -15,8 +15,8 @@ import pytest
 from bisect_trt.base.atomic_files import unchanged
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.sample import LazyArrays, RecentArrays
-from bisect_trt.inputs.arrays import headers_of
 from bisect_trt.inputs.files import find_files
+from bisect_trt.inputs.npz import headers_of
 from bisect_trt.inputs.samples import load_samples
 from bisect_trt.model.inputs import InputSpec
 

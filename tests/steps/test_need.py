@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.cli import main
-from bisect_trt.inputs.arrays import headers_of
+from bisect_trt.inputs.npz import headers_of
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import input_specs
 from bisect_trt.model.shapes import live_bytes

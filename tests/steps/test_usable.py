@@ -86,7 +86,7 @@ def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns
     problem = load(settings, Observer())
     with open_context(problem, Observer()) as context:
         samples = list(usable(context, copied([]), 6))
-        context.references._known.clear()  # as in a repeated run, whose cache knows that they fit
+        context.references._outputs.clear()  # as in a repeated run, whose cache knows that they fit
         opened = []
         plain = type(context.problem.reference)._open
         monkeypatch.setattr(
