@@ -36,8 +36,10 @@ def shortest_prefix(
 
 def longer(strength: Sequence[float], length: int, share: float, more: int = 1) -> int:
     """The next length to try after the first ``length`` of the ranking have failed."""
-    # Twice as many at most, since grown() is an estimate.
-    enough = min(grown(strength, length, share), 2 * length)
+    # Twice as many at most, and half of what is left, since grown() is an estimate: one input that
+    # is nearly a tie would ask for every layer.
+    half = length + math.ceil((len(strength) - length) / 2)
+    enough = min(grown(strength, length, share), 2 * length, half)
     return min(len(strength), max(math.ceil(1.1 * length), length + more, enough))
 
 
