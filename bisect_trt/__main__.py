@@ -23,6 +23,9 @@ def entry() -> None:
         with _interrupts_held():
             import click
 
+            from bisect_trt.base.limits import share_arenas
+
+            share_arenas()
             from bisect_trt.cli import main
 
         try:

@@ -165,6 +165,18 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def share_arenas() -> None:
+    """Lets the C library keep one place for small blocks for every two threads.
+
+    Called once, before any thread has its own.
+    """
+    # By itself glibc opens eight a core, and what is free in one is of no use to other threads: a
+    # run of PP-OCRv4 det then holds 2.8 times as much.
+    m_arena_max = -8
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(m_arena_max, max(2, thread_count() // 2))
+
+
 def give_back() -> None:
     """Return freed memory to the system."""
     with contextlib.suppress(OSError, AttributeError):  # not the GNU C library
