@@ -112,12 +112,6 @@ def _lengths(every: int, answer: int) -> list[int]:
     return sorted(steps.union(n for n in between if abs(n - answer) > answer / 10.0))
 
 
-def tradeoff_size(layers: int, usual_seconds: float) -> tuple[int, int]:
-    """About how many rows there are, and on how many samples each is judged with one input."""
-    rows = sum(steps < layers for steps in STEPS) + 4
-    return rows, 1 + sum(_copies(rows, usual_seconds))
-
-
 def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
     """How many perturbed and augmented inputs each of ``rows`` rows is judged on."""
     perturbed, varied = (
