@@ -65,7 +65,7 @@ from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
-from bisect_trt.steps.select_fitted import bisect
+from bisect_trt.steps.select_robust import bisect
 
 REDUCED = "reduced"
 """The end of the default folder of :func:`reduce`."""

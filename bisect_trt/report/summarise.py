@@ -259,8 +259,7 @@ def _result(
         findings=_findings(state, run_statistics, answer.plan),
         evaluations=run_statistics.evaluations,
         new_evaluations=run_statistics.new_evaluations,
-        sensitivity_runs=run_statistics.further_rows
-        + (state.triage.sensitivity.runs if state.triage is not None else 0),
+        sensitivity_runs=state.triage.sensitivity.runs if state.triage is not None else 0,
         seconds=round(seconds, 3),  # as run.json has it, so that a record read back is equal
         folder=run_statistics.folder,
         versions={**versions(), **run_statistics.versions},

@@ -31,7 +31,7 @@ from bisect_trt.steps.context import Context, RunStatistics
 from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.engine_diagnosis import not_reproducible, over_processes, runs_of
-from bisect_trt.steps.failing_inputs import UnseenInputs, note_held
+from bisect_trt.steps.failing_inputs import UnseenInputs
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import all_in_fp32
 from bisect_trt.steps.select_fitted import Bisection
@@ -397,7 +397,6 @@ def looked_at_again(known: RunState, context: Context) -> RunState:
         note_left_overflowing(known, context, answer)
     if answer is not None and not known.out_of_time:
         with suppress(BudgetSpentError):  # the answer is there, and what shows it can wait
-            note_held(known.problem, context, answer)
             tradeoff = _tradeoff(known, context, answer)
     return known.with_(inputs=inputs_table(known, context, answer), tradeoff=tradeoff)
 

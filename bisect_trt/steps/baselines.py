@@ -14,7 +14,7 @@ from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding, Verdict
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.evaluate.result import Evaluation, meets
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.arrays import largest_finite
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL, rounded
@@ -195,14 +195,6 @@ def traced_inputs(problem: Problem, context: Context) -> list[Sample]:
         chosen.append(most)
         seen |= beyond[most.digest]
     return chosen
-
-
-def misses_within(problem: Problem, context: Context) -> bool:
-    """Whether everything reduced misses a given input on which no layer exceeds the range."""
-    known = [(s, context.evaluator.known(problem.base, s)) for s in problem.samples]
-    missed = [s for s, found in known if found is not None and not meets(found, 1.0)]
-    beyond = _beyond_range(problem, context, evenly(missed, _RANGE_INPUTS))
-    return any(not layers for layers in beyond.values())
 
 
 def _beyond_range(

@@ -52,7 +52,7 @@ class RunStatistics:
 
     ``emulators`` are the names of the first and the second, ``judge`` the name of who has the last
     word. ``evaluations`` counts plans by runner, ``new_evaluations`` those that the cache did not
-    answer, ``further_rows`` the search's single-layer runs. ``findings`` are those of the steps,
+    answer. ``findings`` are those of the steps,
     ``refused`` the plans that failed on more copies than allowed.
     """
 
@@ -65,7 +65,6 @@ class RunStatistics:
     engine_results: tuple[Evaluation, ...]
     versions: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
-    further_rows: int = 0
     refused: frozenset[PrecisionPlan] = frozenset()
 
     def of(self, runner: str, plan: PrecisionPlan) -> Evaluation | None:
@@ -141,7 +140,7 @@ class Context:
         if self.emulator.device != CPU:
             self.references.use_for_copied(self._on_gpu)
         self.log: list[Evaluation] = []
-        self.tests = self.further_rows = 0
+        self.tests = 0
         self.in_hand: frozenset[str] | None = None
         self.refused = set[PrecisionPlan]()
         self._augmented: dict[int, set[str]] = {}
@@ -259,7 +258,6 @@ class Context:
             engine_results=tuple(self.engine.done.values()) if self.engine is not None else (),
             versions=versions,
             findings=tuple(self._found),
-            further_rows=self.further_rows,
             refused=frozenset(self.refused),
         )
 
