@@ -52,14 +52,13 @@ from bisect_trt.steps.baselines import (
     tf32_to_blame,
 )
 from bisect_trt.steps.confirm import decide_on_engine
-from bisect_trt.steps.context import Context, open_context, plans_of
+from bisect_trt.steps.context import Context, open_context
 from bisect_trt.steps.diagnosis import Triage, find_cause
 from bisect_trt.steps.engine_baselines import (
     keeping_unsupported,
     measure_engine,
     unsupported_by_trial,
 )
-from bisect_trt.steps.estimate import expected_sets
 from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
@@ -301,8 +300,7 @@ def _search(problem: Problem, context: Context) -> Iterator[RunState]:
     yield state
     context.observer.step("bisect")
     context.tell_evaluations()
-    with context.counting(plans_of(context, expected_sets(problem))):
-        bisection = bisect(problem, context, baselines, triage, triage.limit)
+    bisection = bisect(problem, context, baselines, triage, triage.limit)
     state = state.with_(bisection=bisection)
     if bisection is not None:
         context.observer.best(len(bisection.pinned))

@@ -29,7 +29,6 @@ from bisect_trt.steps.given_checks import (
     note_alike,
     note_few_differ,
     note_near_ties,
-    note_single_values,
     why_not_finite,
 )
 from bisect_trt.steps.layer_errors import trace_layers
@@ -97,7 +96,6 @@ def measure_baselines(problem: Problem, context: Context) -> Baselines:
         check_model(problem, context, fp32)
     check_reference(fp32, problem.requirements)
     check_decisions(problem, context, fp32)
-    note_single_values(problem, context, fp32)
     note_alike(problem, context)
     context.note(*baseline_findings(problem, fp32, tf32, reduced))
     layers = trace_layers(problem, context, traced_inputs(problem, context))

@@ -1,4 +1,4 @@
-"""What a run would cost, said before it starts."""
+"""The cost of a run, estimated before it starts."""
 
 from __future__ import annotations
 
@@ -25,26 +25,16 @@ from bisect_trt.steps.open_runners import baseline_plans, emulator_device, open_
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.samples import movable, wants_augmented
 
-_EVALUATIONS_A_PIN = 8
-"""About as many find, shrink and prove a pin of a set that is fitted to the given inputs."""
-
-_FITTED_SHARE = 0.02
-"""The pins of such a set, of all layers."""
-
-_COPIES_A_KIND = 100
-"""Copies that a search and the validation of its plan make, of each kind."""
-
-_REPORT_S = 1.5
-"""For imports, figures and files."""
-
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run would cost, for ``samples`` inputs by ``workers`` workers.
+    """The cost of a run for ``samples`` inputs and ``workers`` workers, within a factor of three.
 
-    ``memory_bytes`` is about the peak of all processes, ``free_bytes`` what it may take, 0 where
-    nobody says. ``evaluations`` and ``copies`` are expected; ``seconds`` follows roughly from them
-    and one timed inference, engines apart. ``notes`` say what the inputs do not cover.
+    ``memory_bytes``: about the peak of all processes; ``free_bytes``: what it may take, 0 if
+    unknown.
+    ``evaluations``, ``copies``: how many are expected.
+    ``seconds``: follows from them and one timed inference, without engines.
+    ``notes``: what the inputs do not cover.
     """
 
     layers: int
@@ -73,19 +63,20 @@ class Estimate:
 
 
 def expected_sets(problem: Problem) -> int:
-    """About how many sets of pins a search asks about, baselines apart."""
+    """About how many sets of pins a search evaluates, baselines apart."""
     layers = len(problem.names)
     if problem.settings.fitted:
-        return _EVALUATIONS_A_PIN * max(2, round(_FITTED_SHARE * layers))
+        # A fitted set has about 2 % of the layers; each is found, shrunk and proved.
+        return 8 * max(2, round(0.02 * layers))
     return 10 + round(2 * math.log2(max(2, layers)))
 
 
 @within_threads
 def estimate(settings: Settings, observer: Observer) -> Estimate:
-    """Price a run without searching or writing anything.
+    """Estimate the cost of a run without searching or writing anything.
 
     Raises:
-        BadInputError: what a run would refuse too.
+        BadInputError: a run would refuse it too.
     """
     began = time.perf_counter()
     problem = load(settings, observer)
@@ -95,28 +86,30 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     inference = _timed_inference(problem, observer)
     opened = time.perf_counter() - began
     given, evaluations = len(problem.samples), len(baseline_plans(problem)) + expected_sets(problem)
-    copies = _COPIES_A_KIND * (movable(problem, emulated=True) + wants_augmented(problem))
+    copies = 100 * (movable(problem, emulated=True) + wants_augmented(problem))
     searched = given if settings.fitted else given + copies / 4
     # An evaluation that fails ends early. A copy takes a reference and one by each emulator, a
     # layer alone on average half of a network.
     inferences = 0.3 * evaluations * searched + 3 * copies + 0.5 * len(problem.names)
     allowed = math.inf if settings.budget is None else 60.0 * settings.budget
+    report_s = 1.5  # imports, figures and files
     return Estimate(
         layers=len(problem.layers),
         samples=given,
         workers=settings.workers,
-        memory_bytes=max(need, peak_bytes()),  # shapes that follow from values are not in the need
+        # Shapes that follow from values are not in the need.
+        memory_bytes=max(need, peak_bytes()),
         free_bytes=room,
         evaluations=evaluations,
         copies=copies,
         seconds_per_evaluation=inference,
-        seconds=min(allowed, _REPORT_S + opened + inference * inferences / settings.workers),
+        seconds=min(allowed, report_s + opened + inference * inferences / settings.workers),
         notes=[f.message for f in problem.findings if f.kind in (NOT_COVERED, ALIKE)],
     )
 
 
 def _timed_inference(problem: Problem, observer: Observer) -> float:
-    """The seconds of an inference on one input, by the quickest; refuses what a run does."""
+    """The seconds of the quickest inference on one input; refuses what a run refuses."""
     emulator, _ = open_emulator(problem, emulator_device(problem.settings))
     problem = replace(problem, samples=problem.samples[:1])
     with (

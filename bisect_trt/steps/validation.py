@@ -257,7 +257,6 @@ def _measured(
         prediction_limit=prediction_limit_of(problem, context, plan, alone, copied),
         holdout_size=holdout_size,
         has_margin=size > 1 or has_margin(problem, plan, copied),
-        copies=(test.stream, test.copies * size),
         spent=used_before and size == 1 and not varied.results and context.time.left_s > 0.0,
         alike=len(problem.samples) + len(problem.holdout) < FEW_INPUTS
         and are_alike(problem, context),
