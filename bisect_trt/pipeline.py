@@ -1,7 +1,4 @@
-"""The commands ``run``, ``compare``, ``reduce`` and ``cure`` as lists of steps.
-
-A run: load, reference, baselines, triage, bisect, confirm on the engine, validate, report.
-"""
+"""The commands ``run``, ``compare``, ``reduce`` and ``cure`` as lists of steps."""
 
 from __future__ import annotations
 
@@ -143,40 +140,24 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         problem = replace(context.problem, on_engine=context.engine is not None)
         discard(context.folder)
         reduced.FOLDER.remove(context.folder / REPRODUCER)
-
-        def seconds() -> float:
-            return time.perf_counter() - began
-
         latest = RunState(problem)
         try:
-            try:
-                for state in _search(problem, context):
-                    latest = state
-                latest = latest.with_(out_of_time=time_budget.cut_short)
-            except BudgetSpentError:
-                latest = end_search(latest, context)
-            time_budget.search_ended()
-            for state in _validate(latest, context):
+            for state in _states(problem, context):
                 latest = state
         except (KeyboardInterrupt, Exception) as error:
-            partial = _best_so_far(latest, context, seconds()) if is_stop(error) else None
+            seconds = time.perf_counter() - began
+            partial = _best_so_far(latest, context, seconds) if is_stop(error) else None
             if partial is None:
                 raise
             write_report(partial, latest.problem)
             raise StoppedError(left_behind(partial)) from error
-        try:
-            result = _written(latest, context, seconds())
-        except (KeyboardInterrupt, Exception) as error:
-            if not is_stop(error):
-                raise
-            # Everything is known: write it again, which takes moments.
-            _written(latest, context, seconds())
-            raise StoppedError(f"the answer is in {context.folder}") from error
+        result = _written_even_if_stopped(latest, context, time.perf_counter() - began)
         # Searched after the report is written, since it may take long and be interrupted.
         subgraph = subgraph_to_blame(latest, context)
-        if subgraph is not None:
-            _note_subgraph(subgraph, context)
-            result = _written(latest, context, seconds())
+        if subgraph is None:
+            return result
+        _note_subgraph(subgraph, context)
+        result = _written(latest, context, time.perf_counter() - began)
         if isinstance(subgraph, Reduced) and subgraph.interrupted:
             raise StoppedError(
                 f"the answer is in {context.folder}, with the smallest subgraph so far"
@@ -184,9 +165,18 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         return result
 
 
-def _validate(state: RunState, context: Context) -> Iterator[RunState]:
-    """The state after the answer's validation and reproducibility, then after its trade-off."""
-    # First, while the answer's engine is loaded: the reproducibility takes further processes.
+def _states(problem: Problem, context: Context) -> Iterator[RunState]:
+    """The state after each step of a run, until its answer is validated."""
+    state = RunState(problem)
+    try:
+        for state in _search(problem, context):
+            yield state
+        state = state.with_(out_of_time=context.time.cut_short)
+    except BudgetSpentError:
+        state = end_search(state, context)
+    context.time.search_ended()
+    yield state
+    # Validated first, while the answer's engine is loaded: its reproducibility takes new processes.
     validation = validation_of_answer(state, context)
     state = with_reproducibility(state, context)
     state = state.with_(validation=validation if state.not_reproducible is None else None)
@@ -218,6 +208,18 @@ def _written(state: RunState, context: Context, seconds: float) -> Result:
     result = summarise(state, context.run_statistics(), seconds)
     write_report(result, state.problem)
     return result
+
+
+def _written_even_if_stopped(state: RunState, context: Context, seconds: float) -> Result:
+    """The result, which an interrupt does not keep from being written."""
+    try:
+        return _written(state, context, seconds)
+    except (KeyboardInterrupt, Exception) as error:
+        if not is_stop(error):
+            raise
+        # Everything is known: writing it again takes moments.
+        _written(state, context, seconds)
+        raise StoppedError(f"the answer is in {context.folder}") from error
 
 
 @within_threads

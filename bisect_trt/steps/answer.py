@@ -384,7 +384,4 @@ def _tradeoff(state: RunState, context: Context, answer: PrecisionPlan) -> pd.Da
         return None
     context.observer.step("tradeoff")
     base, ranking = (problem.base, ()) if triage is None else (triage.base, triage.ranking)
-    found = measure_tradeoff(problem, context, base, ranking, answer, state.validation)
-    for finding in found.cut_short():
-        context.note(finding)
-    return found.table
+    return measure_tradeoff(problem, context, base, ranking, answer, state.validation)

@@ -124,31 +124,31 @@ def check_model(problem: Problem, context: Context, fp32: Evaluation) -> None:
     graph, raised = problem.graph, context.emulator.capable
     if raised is graph and fp32.worst:
         return
-    way = ""
+    precision, at_opset = problem.settings.precision, ""
     if raised is not graph:
-        way = f" at opset {raised.opset}, which {problem.settings.precision.value} needs"
-        samples = evenly(problem.samples, _CHECKED_INPUTS)
-        exact = [context.references.of(sample) for sample in samples]
-        try:
-            other = Reference(raised)
-            found = [other.outputs(sample) for sample in samples]
-            asked, share = problem.requirements, problem.settings.share_of_given
-            values = [asked.judge(*pair).values for pair in zip(exact, found, strict=True)]
-            score = asked.together(values, share, asked.judge_all(exact, found))
-        except (BadInputError, RunnerFailedError) as error:
-            way += f" ({one_line(error, 160)})"
-        else:
-            if score <= 1.0 and fp32.worst:
-                return
-            if score > 1.0:
-                way += f" (ONNX's converter made another model of opset {graph.opset})"
-    if fp32.worst:
+        at_opset = f" at opset {raised.opset}, which {precision.value} needs"
+    if not fp32.worst:
         raise BadInputError(
-            f"{problem.model.name}: computes something else{way}; export it again with that opset"
+            f"{problem.model.name}: cannot be emulated{at_opset}: "
+            f"{fp32.note or fp32.verdict.value}; export it again with another opset"
         )
+    samples = evenly(problem.samples, _CHECKED_INPUTS)
+    exact = [context.references.of(sample) for sample in samples]
+    requirements, share = problem.requirements, problem.settings.share_of_given
+    try:
+        converted = Reference(raised)
+        outputs = [converted.outputs(sample) for sample in samples]
+        values = [requirements.judge(*pair).values for pair in zip(exact, outputs, strict=True)]
+        score = requirements.together(values, share, requirements.judge_all(exact, outputs))
+    except (BadInputError, RunnerFailedError) as error:
+        reason = one_line(error, 160)
+    else:
+        if score <= 1.0:
+            return
+        reason = f"ONNX's converter made another model of opset {graph.opset}"
     raise BadInputError(
-        f"{problem.model.name}: cannot be emulated{way}: {fp32.note or fp32.verdict.value}; "
-        "export it again with another opset"
+        f"{problem.model.name}: computes something else{at_opset} ({reason}); export it again "
+        "with that opset"
     )
 
 

@@ -181,6 +181,43 @@ def as_searched(problem: Problem, ranking: Sequence[str]) -> list[str]:
     return sorted(ranking, key=lambda name: name not in problem.begin)
 
 
+class _Prefixes:
+    """Judges prefixes of a ranking on a search set."""
+
+    def __init__(self, search_set: SearchSet, ranking: Sequence[str], room: Headroom) -> None:
+        self._search_set, self._ranking, self._room = search_set, ranking, room
+        self.answered = False
+
+    def passes_few(self, count: int) -> bool:
+        """Whether the samples that did worst pass, of the first passing prefix all samples."""
+        # That one is an answer at any time; all pins are one without being evaluated.
+        self.answered = self.answered or count == len(self._ranking)
+        if not self.answered:
+            self.answered = self.passes_all(count)
+            return self.answered
+        # Four samples of each kind refuse most prefixes.
+        return self._search_set.ask(self._pins(count), self._within(count), 4).verdict.passed
+
+    def passes_all(self, count: int) -> bool:
+        """Whether all samples pass by the first emulator."""
+        pins = self._pins(count)
+        passed = self._search_set.ask(pins, self._within(count)).verdict.passed
+        if passed:
+            self._search_set.keep(pins)
+        return passed
+
+    def by_second(self, count: int) -> Evaluation | None:
+        """The second emulator's evaluation on all samples; None where it does not decide."""
+        return self._search_set.ask_second(self._pins(count), self._within(count))
+
+    def _pins(self, count: int) -> frozenset[str]:
+        return frozenset(self._ranking[:count])
+
+    def _within(self, count: int) -> float:
+        # All pins may use all of the headroom: what they leave is no rounding of a layer's.
+        return self._room.limit if count == len(self._ranking) else self._room.kept
+
+
 def shortest_passing(
     search_set: SearchSet,
     ranking: Sequence[str],
@@ -193,50 +230,27 @@ def shortest_passing(
 
     None where even all of it misses.
     """
-
-    def within(count: int) -> float:
-        # All pins may use all of the headroom: what they leave is no rounding of a layer's.
-        return room.limit if count == len(ranking) else room.kept
-
-    def whole(count: int) -> bool:
-        pins = frozenset(ranking[:count])
-        passed = search_set.ask(pins, within(count)).verdict.passed
-        if passed:
-            search_set.keep(pins)
-        return passed
-
-    answered, begun = False, shortest
-
-    def passes(count: int) -> bool:
-        nonlocal answered
-        # The first that passes is an answer at any time; all pins are one without being evaluated.
-        answered = answered or count == len(ranking)
-        if not answered:
-            answered = whole(count)
-            return answered
-        # The four samples of each kind that did worst refuse most prefixes.
-        return search_set.ask(frozenset(ranking[:count]), within(count), 4).verdict.passed
-
+    prefixes, begun = _Prefixes(search_set, ranking, room), shortest
     while True:
-        length = shortest_prefix(len(ranking), passes, first=shortest, guess=guess)
+        length = shortest_prefix(len(ranking), prefixes.passes_few, first=shortest, guess=guess)
         every = length == len(ranking)
-        if length is None or (every and not whole(length)):
+        if length is None or (every and not prefixes.passes_all(length)):
             # Copies that even all pins miss may stand in the way.
             if not search_set.set_aside():
                 return None
-            shortest, answered = begun, False
-        elif not every and not whole(length):
+            shortest, prefixes.answered = begun, False
+        elif not every and not prefixes.passes_all(length):
             shortest = length + 1
         else:
             # The second emulator opens a session for each plan, so it judges what is left.
-            second = search_set.ask_second(frozenset(ranking[:length]), within(length))
+            second = prefixes.by_second(length)
             if second is None or second.verdict.passed or every:
                 return length
             shortest = longer(strength, length, 1.0 / second.score)
             if shortest == len(ranking) and search_set.set_aside():
                 shortest = length
             search_set.forget(below=shortest)
-            answered = False
+            prefixes.answered = False
 
 
 def shrunk(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -30,24 +29,6 @@ GIVEN_A_ROW = 24
 """Given inputs, and as many held out ones, that a row is judged on, beside those that miss most."""
 
 
-@dataclass(frozen=True)
-class Tradeoff:
-    """``table`` has a row for each number of pins; ``rows`` counts those with the left out."""
-
-    table: pd.DataFrame
-    rows: int
-
-    def cut_short(self) -> list[Finding]:
-        """That rows were left out, where some were."""
-        if len(self.table) == self.rows:
-            return []
-        message = (
-            f"tradeoff.csv has {len(self.table)} of {self.rows} rows, those next to the answer: "
-            f"this model's take longer than the {TIME_BUDGET_S:.0f} s that it may take"
-        )
-        return [Finding("tradeoff", "", message)]
-
-
 def measure_tradeoff(
     problem: Problem,
     context: Context,
@@ -55,7 +36,7 @@ def measure_tradeoff(
     ranking: Sequence[str],
     answer: PrecisionPlan,
     validation: Validation | None = None,
-) -> Tradeoff:
+) -> pd.DataFrame:
     """The inputs that each number of pins holds on, by the first emulator.
 
     The answer's row has the counts of its validation: on other copies there would be a second one.
@@ -80,8 +61,14 @@ def measure_tradeoff(
         if source == "answer" and validation is not None:
             row |= _validated(validation)
         rows.append(row)
+    if len(rows) < len(sets):
+        message = (
+            f"tradeoff.csv has {len(rows)} of {len(sets)} rows, those next to the answer: this "
+            f"model's take longer than the {TIME_BUDGET_S:.0f} s that it may take"
+        )
+        context.note(Finding("tradeoff", "", message))
     rows.sort(key=lambda row: (row["pins"], row["set"] == "answer"))
-    return Tradeoff(pd.DataFrame(rows), len(sets))
+    return pd.DataFrame(rows)
 
 
 def _beside(
