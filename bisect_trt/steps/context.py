@@ -111,7 +111,7 @@ SAMPLES_A_TURN = 64
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Context:
-    """What a run works with, opened.
+    """The runners, the evaluators and the cache of a run, opened.
 
     ``opened``: the engine's runner, None where the emulators judge.
     ``emulator``: runs in this process; ``emulator_pool``: on workers, where there are some.
@@ -347,7 +347,7 @@ def _opened(
     time_budget: TimeBudget,
     opened: ExitStack,
 ) -> Context:
-    """As :func:`open_context`; ``opened`` closes it all."""
+    """The context, whose parts ``opened`` closes."""
     settings, folder = problem.settings, folder_of(problem, suffix)
     device = emulator_device(settings)
     engine = open_engine(problem, folder / "caches")

@@ -1,4 +1,4 @@
-"""Why the numbers are wrong."""
+"""The cause: why the numbers are wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from bisect_trt.base.display import counted
 from bisect_trt.base.outcomes import Cause, CauseFound, Diagnosis, InputKind, Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.evaluate.result import Evaluation, meets
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL
 from bisect_trt.model.cautions import largest_constant, lost_constants
@@ -182,10 +182,7 @@ def _beyond_an_end(
     pinned: Callable[[frozenset[str]], tuple[float, float]],
     guilty: frozenset[str],
 ) -> list[CauseFound]:
-    """Overflow and underflow, where they make half of the error left without the other.
-
-    The larger comes first, and in it the layers that miss alone.
-    """
+    """Overflow and underflow, the larger first, where each makes half of the error."""
     if not ends.over and not ends.under:
         return []
     over, under = frozenset(ends.over), frozenset(ends.under)
@@ -214,10 +211,7 @@ def _accounts_for(left: float, neither: float) -> bool:
 def _spread(
     name: str, base: Evaluation, sensitivity: Sensitivity, layers: int, evaluated: int, where: str
 ) -> Diagnosis:
-    """The diagnosis where no measured layer misses the requirement alone.
-
-    With ``evaluated``, none of the first so many suspects does, and others were not run.
-    """
+    """The diagnosis where no measured layer, or none of ``evaluated`` suspects, misses alone."""
     score = "" if base.verdict.passed else f" ({times(base.score, base.verdict)}{where})"
     count = len(sensitivity.sensitivities)
     if count < min(layers, 8):  # of so few it is not said that the error is spread over many
@@ -304,8 +298,8 @@ def find_cause(
     if engine is not None and not engine.base.worst:
         diagnosis = _without_engine(problem, diagnosis, engine.base, worst)
     if emulated.reduced.verdict.passed and engine is None and unseen is not None:
-        passed = f"{_given_that_pass(problem, context)} pass, but {_others(problem, unseen)}"
-        diagnosis = replace(diagnosis, sentence=f"{diagnosis.sentence} {passed}.")
+        but = f"The given inputs pass, but {_others(problem, unseen)}."
+        diagnosis = replace(diagnosis, sentence=f"{diagnosis.sentence} {but}")
     ranking = _ranking(problem, sensitivity, suspicion, layers)
     return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, unseen, layers)
 
@@ -313,7 +307,7 @@ def find_cause(
 def _missed_with_all_pins(
     problem: Problem, pinned: Evaluation, emulated: Baselines, engine: EngineBaselines | None
 ) -> Diagnosis | None:
-    """That pinning cannot help, where the requirement is missed with every layer pinned."""
+    """The diagnosis where the requirement is missed with every layer pinned."""
     decided = engine.pinned if engine is not None else pinned
     fp32 = engine.fp32 if engine is not None else emulated.fp32
     # That an engine's FP32 misses was found in its baselines.
@@ -385,24 +379,13 @@ def _ranking(
 def _alone_on_all(
     problem: Problem, context: Context, emulated: Baselines, base: PrecisionPlan, limit: float
 ) -> Callable[[str], Evaluation] | None:
-    """Evaluates a layer reduced alone on the given inputs together.
-
-    None where each of them must meet the requirement itself, or all do, and copies do not.
-    """
+    """An evaluation of one reduced layer on the given inputs; None where each must hold itself."""
+    # Nor does it help where all of them pass, and copies miss.
     of_each = each_must_hold(problem) and not problem.requirements.tells_of_all
     if of_each or emulated.reduced.verdict.passed:
         return None
     names = problem.kept_reduced.union(problem.names)
     return lambda name: context.evaluator.evaluate(base.with_pins(names - {name})).under(limit)
-
-
-def _given_that_pass(problem: Problem, context: Context) -> str:
-    """The words for the given inputs that pass; a share may miss."""
-    found = [context.evaluator.known(problem.base, sample) for sample in problem.samples]
-    passed = sum(one is not None and meets(one, 1.0) for one in found)
-    if problem.requirements.of_sets or passed == len(found):
-        return "The given inputs"
-    return f"{passed} of {len(found)} given inputs"
 
 
 def _others(problem: Problem, unseen: UnseenInputs) -> str:

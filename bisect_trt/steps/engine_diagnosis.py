@@ -1,4 +1,4 @@
-"""Why an engine differs: rounding, runs that differ, or a fault."""
+"""The cause of an engine's errors: rounding, runs that differ, or a fault."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def reproducibility_of_failure(
 
 
 class Fp32(StrEnum):
-    """What an engine's FP32 turned out to be."""
+    """The arithmetic that an engine's FP32 runs in."""
 
     STRICT = "strict"
     TF32 = "tf32"

@@ -33,9 +33,9 @@ MAX_RANKED_SAMPLES = 8
 
 @dataclass(frozen=True)
 class UnseenInputs:
-    """What a validated search begins with: its ``samples``, and everything reduced on them.
+    """The ``samples`` that a validated search begins with, and everything reduced on them.
 
-    ``refused``: what else speaks against everything reduced.
+    ``refused``: the new copies that refused everything reduced.
     ``validation``: the one that everything reduced passed, if it did.
     """
 

@@ -158,21 +158,21 @@ def check_metrics(problem: Problem, context: Context) -> None:
     Raises:
         BadInputError: names the condition.
     """
-    asked, share = problem.requirements, problem.settings.share_of_given
-    if not asked.metrics and not asked.collective:
+    requirements, share = problem.requirements, problem.settings.share_of_given
+    if not requirements.metrics and not requirements.collective:
         return
     samples = evenly(problem.samples, _CHECKED_INPUTS)
     references = [context.references.of(sample) for sample in samples]
-    for item in asked.items:
-        if item.metric not in {*asked.metrics, *asked.collective}:
+    for item in requirements.items:
+        if item.metric not in {*requirements.metrics, *requirements.collective}:
             continue
-        alone = replace(asked, items=(item,))
+        alone = replace(requirements, items=(item,))
         values = [alone.judge(outputs, outputs).values for outputs in references]
         of_all = alone.judge_all(references, references)
         if alone.together(values, share, of_all) <= 1.0:
             continue
         worst = max(of_all or [of_one[0] for of_one in values], key=item.score_of)
-        if isinstance(asked.metrics.get(item.metric), BoxMatch):
+        if isinstance(requirements.metrics.get(item.metric), BoxMatch):
             raise BadInputError(
                 f"--requirement {item.text!r}: {worst:g} of the reference's boxes match "
                 "themselves: they have no area as they are read; name their layout, such as "
@@ -372,9 +372,9 @@ def note_few_differ(problem: Problem, context: Context) -> None:
         # Of a mask or a map of classes few elements differ; a single answer is right or wrong.
         if 0.95 <= least < 1.0:
             limit = np.floor(1e3 * (1.0 - 2.0 * (1.0 - least))) / 1e3
-            asked = f"{item.output}:equal>={limit:g}" if item.output else f"equal>={limit:g}"
+            condition = f"{item.output}:equal>={limit:g}" if item.output else f"equal>={limit:g}"
             message = (
                 f"of output {item.output!r} {100.0 * (1.0 - least):.2g} % of the elements differ "
-                f"with everything reduced: where that may be, ask for --requirement '{asked}'"
+                f"with everything reduced: where that may be, ask for --requirement '{condition}'"
             )
             context.note(Finding("few-differ", item.output or "", message))

@@ -48,7 +48,7 @@ class Need:
     ``activations``: those of one inference, 0 where the inputs' shapes are not known.
     ``workers``: the processes beside this one.
     ``inside``: the weights that the model file itself holds.
-    ``partial``: most shapes follow from values, so that ``activations`` has a part only.
+    ``partial``: most shapes follow from values, so that ``activations`` counts the others only.
     """
 
     weights: int
@@ -90,22 +90,24 @@ def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Nee
 
 
 def need_of_samples(graph: Graph, settings: Settings, samples: Sequence[Sample]) -> Need:
-    """As :func:`need_of`, of inputs that were read: not every header gives the shapes."""
+    """The need of a run on inputs that were read: not every header gives the shapes."""
     return _need(graph, settings, [sample.shapes for sample in samples])
 
 
 def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     largest = max(shapes, key=lambda each: sum(map(math.prod, each.values())), default=None)
-    estimated = None if largest is None else inference_bytes(graph, largest)
-    live = 0 if largest is None else live_bytes(graph, largest)
+    activations = None if largest is None else inference_bytes(graph, largest)
+    partial = largest is not None and activations is None
+    if activations is None:
+        activations = 0 if largest is None else live_bytes(graph, largest)
     workers = settings.workers if settings.workers > 1 and settings.ray is None else 0
     return Need(
         weights=weights_size(graph.proto),
-        activations=live if estimated is None else estimated,
+        activations=activations,
         workers=min(workers, thread_count()),  # no more are started
         nodes=len(graph.proto.graph.node),
         inside=held_size(graph.proto),
-        partial=largest is not None and estimated is None,
+        partial=partial,
     )
 
 

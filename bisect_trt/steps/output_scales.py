@@ -108,7 +108,7 @@ def _groups(scales: Mapping[str, Scale]) -> list[Finding]:
 
 
 def _static_axes(problem: Problem) -> dict[str, list[bool]]:
-    """By output, whether the model fixes the size of each axis."""
+    """Whether the model fixes the size of each axis, by output."""
     return {
         value.name: [dim.dim_value > 0 for dim in value.type.tensor_type.shape.dim]
         for value in problem.graph.proto.graph.output

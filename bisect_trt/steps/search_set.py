@@ -78,7 +78,7 @@ def _sets(problem: Problem, samples: Sequence[Sample]) -> list[Sequence[Sample]]
 
 
 def search_samples(problem: Problem, context: Context, first: int | None = None) -> SearchSamples:
-    """The given inputs, and perturbed and augmented ones; with ``first``, so many sets of these."""
+    """The given inputs, and perturbed and augmented ones; ``first`` bounds the number of these."""
     size = set_size(problem)
     # Where inputs are judged together a set costs as much as all of them.
     most, least = (SEARCH_COPIES, 4) if size == 1 else (3, 1)
@@ -129,13 +129,13 @@ class SearchSet:
     def ask(self, pins: frozenset[str], limit: float, few: int | None = None) -> Evaluation:
         """The first emulator's outcome of ``pins`` within ``limit`` times the tolerance.
 
-        With ``few``, so many samples of each kind are run beside those that may miss. The score is
-        the worst one that is not spared, in units of ``limit``.
+        ``few`` bounds the samples of each kind, beside those that may miss. The score is the worst
+        one that is not spared, in units of ``limit``.
         """
         return self._evaluated(self._evaluator, pins, limit, few)
 
     def ask_second(self, pins: frozenset[str], limit: float) -> Evaluation | None:
-        """As :meth:`ask` on all samples, by the second emulator; None where it does not decide."""
+        """The second emulator's outcome on all samples; None where it does not decide."""
         if self._second is None:
             return None
         return self._evaluated(self._second, pins, limit, None)

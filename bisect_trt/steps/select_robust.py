@@ -74,7 +74,7 @@ def _robust_set(
 
 
 def known_strength(problem: Problem, triage: Triage) -> Mapping[str, float]:
-    """What each layer does to the outputs, as a mean square; empty where no score follows it."""
+    """The strength of each layer; empty where a metric does not grow with the errors."""
     return triage.sensitivity.strength if problem.requirements.proportional else {}
 
 
@@ -152,7 +152,7 @@ class RobustSearch:
         return refused_prefix
 
     def _candidates(self, length: int) -> Iterator[Bisection]:
-        """What is worth a validation: a smaller set whose pins are all proved, then the prefix."""
+        """The sets worth a validation: a smaller one whose pins are all proved, then the prefix."""
         ranked = self._ranking[:length]
         # Of the evaluations of a shrinking two are of all pins and of none.
         if self._problem.settings.pick is None and length <= SHRINK_EVALUATIONS - 2:
@@ -226,9 +226,9 @@ def shortest_passing(
     strength: Sequence[float],
     guess: int = 0,
 ) -> int | None:
-    """How many of the ranking, ``shortest`` at least, pass the search set by both emulators.
+    """The length of the shortest prefix that passes the search set by both emulators.
 
-    None where even all of it misses.
+    It is ``shortest`` at least; None where even the whole ranking misses.
     """
     prefixes, begun = _Prefixes(search_set, ranking, room), shortest
     while True:
@@ -285,7 +285,7 @@ def shrunk(
 def final_validation(
     problem: Problem, context: Context, plan: PrecisionPlan, limit: float
 ) -> tuple[Refusal | None, Validation | None]:
-    """What refuses ``plan``, or else its validation by both emulators."""
+    """The refusal of ``plan``, or else its validation by both emulators."""
     if context.engine is None:
         return validate_next(problem, context, plan, limit)
     # An engine's answer is validated on the engine: here the second emulator judges the given

@@ -34,7 +34,7 @@ Rows = Mapping[str, Sequence[SensitivityRow]]
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What layers do alone; scores and errors are in tolerances.
+    """The scores and errors of layers that are reduced alone, in tolerances.
 
     ``sensitivities``: the signed errors of each layer, from which the search predicts sets.
     ``scores``: the worst score of each layer.
@@ -73,7 +73,7 @@ class Sensitivity:
 
 
 def affordable(layers: int, evaluation_seconds: float, budget_s: float) -> int:
-    """How many of ``layers`` there is time for, where one inference takes ``evaluation_seconds``.
+    """The number of layers that there is time for, where an inference takes ``evaluation_seconds``.
 
     By the usual time and not by the clock, so that the same command gives the same answer.
     """
@@ -206,10 +206,8 @@ def _base(context: Context, sample: Sample, reduced: PrecisionPlan) -> NDArray[n
 
 
 def suspicion_of(table: pd.DataFrame, alone: Mapping[str, float] | None = None) -> dict[str, float]:
-    """How suspicious each layer is: by its score alone where that was measured, else by its error.
-
-    The scale only orders; non-finite values come first.
-    """
+    """The suspicion of each layer: by its score alone where measured, else by its error."""
+    # The scale only orders: measured layers come before others, non-finite ones first of each.
     suspicion = {}
     for row in table.to_dict(orient="records"):
         value = -float(row["introduced_snr_db"]) if row["introduced_finite"] else 1e6

@@ -114,8 +114,8 @@ def _samples(problem: Problem, context: Context, rows: int) -> dict[InputKind, S
 def _some_given(problem: Problem, context: Context) -> list[Sample]:
     """Some given inputs, among them the eight that everything reduced misses by most."""
     # A row without these would promise more than it holds.
-    known = [(s, context.evaluator.known(problem.base, s)) for s in problem.samples]
-    missed = [(s, found.score) for s, found in known if found and not meets(found, 1.0)]
+    results = [(s, context.evaluator.known(problem.base, s)) for s in problem.samples]
+    missed = [(s, found.score) for s, found in results if found and not meets(found, 1.0)]
     missed.sort(key=lambda one: -one[1])
     chosen = [*evenly(problem.samples, GIVEN_A_ROW), *(sample for sample, _ in missed[:8])]
     digests = {sample.digest for sample in chosen}
