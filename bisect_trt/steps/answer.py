@@ -260,25 +260,19 @@ def end_search(state: RunState, context: Context) -> RunState:
 
 def _confirm(state: RunState, context: Context) -> None:
     """Let the second emulator evaluate sets that the first one passed, until it passes one."""
-    base, first = state.base, context.evaluator.runner.name
-    passed = {
-        one.plan.pinned
-        for one in context.log
-        if one.on_given
-        and one.runner == first
-        and one.verdict.passed
-        and one.plan == base.with_pins(one.plan.pinned)
-    }
-    tried = sorted(passed.difference(plan.pinned for plan in context.refused), key=len)
-    # An emulator that refuses a set mostly refuses slightly larger ones: each step is twice the
-    # last.
-    for pins in (tried[2**step - 1] for step in range(len(tried).bit_length())):
+    base, names = state.base, frozenset(state.problem.names)
+    first = (context.evaluator.runner.name,)
+    for _ in range(4):  # of what the budget leaves most is for the validation
+        # Sets that the second emulator has refused are left out.
+        pins = context.run_statistics().smallest_passing(base, first)
+        if pins is None:
+            break
         if context.second.evaluate(base.with_pins(pins)).verdict.passed:
             context.observer.best(len(pins))
             return
-    context.observer.best(len(state.problem.names))
+    context.observer.best(len(names))
     for judge in context.judges:
-        judge.evaluate(base.with_pins(state.problem.names))
+        judge.evaluate(base.with_pins(names))
 
 
 def validation_of_answer(state: RunState, context: Context) -> Validation | None:

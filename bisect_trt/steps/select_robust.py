@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from bisect_trt.base.display import counted
 from bisect_trt.base.interrupt import BudgetSpentError
-from bisect_trt.base.outcomes import Validation, at_least
+from bisect_trt.base.outcomes import Validation
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.metrics.statistics import lower_bound
 from bisect_trt.search import find_pins
 from bisect_trt.search.minimise import Headroom, one_minimal
 from bisect_trt.search.prefix import longer, shortest_prefix
@@ -23,7 +22,6 @@ from bisect_trt.steps.search_set import Refusal, SearchSet
 from bisect_trt.steps.select_fitted import Bisection, FittedSearch
 from bisect_trt.steps.sensitivity import suspicion_of
 from bisect_trt.steps.validation import refused_by, validate_next
-from bisect_trt.steps.validation_inputs import set_size, wanted_of_unseen
 
 MARGIN = 0.95
 """The share of its headroom that a prefix may use on the search set: the rest is for luck."""
@@ -61,7 +59,9 @@ def _robust_set(
     limit: float,
     fewest: int,
 ) -> Bisection | None:
-    room = Headroom(limit, triage.pinned.score, margin(problem, context))
+    # A point of the trade-off curve is picked for being small, and promises less.
+    margin = MARGIN if problem.settings.pick is None else 1.0
+    room = Headroom(limit, triage.pinned.score, margin)
     search_set = SearchSet(problem, context, triage.base, unseen.samples)
     if unseen.refused is not None:
         search_set.add(unseen.refused)
@@ -76,17 +76,6 @@ def _robust_set(
 def known_strength(problem: Problem, triage: Triage) -> Mapping[str, float]:
     """The strength of each layer; empty where a metric does not grow with the errors."""
     return triage.sensitivity.strength if problem.requirements.proportional else {}
-
-
-def margin(problem: Problem, context: Context) -> float:
-    """The share of its headroom that a prefix may use on the search set."""
-    if problem.settings.pick is not None:
-        return 1.0
-    # Prefixes are nested, so where the given inputs bound the share by themselves little is left to
-    # luck. An engine differs a little from the emulators, and a plan that it refuses costs a build.
-    sets = len(problem.samples) // set_size(problem)
-    bound = lower_bound(at_least(problem.settings.asked_of_given, sets), sets)
-    return 1.0 if bound >= wanted_of_unseen(problem) and context.engine is None else MARGIN
 
 
 class RobustSearch:

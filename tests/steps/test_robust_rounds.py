@@ -14,7 +14,6 @@ from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.search import prefix
 from bisect_trt.search.minimise import Headroom
-from bisect_trt.settings import Settings
 from bisect_trt.steps import select_robust
 from bisect_trt.steps.search_set import Refusal
 from bisect_trt.steps.select_fitted import Bisection
@@ -177,31 +176,6 @@ def test_all_samples_are_not_asked_about_all_pins_on_the_way() -> None:
     assert shortest_passing(search_set, names, Headroom(1.0, 0.0, 0.95), 0, [math.inf] * 200) == 150
     assert (200, 4) in search_set.asked and (200, None) not in search_set.asked
     assert search_set.kept == [frozenset(names[:150])]
-
-
-@pytest.mark.parametrize(
-    ("given", "of_sets", "options", "margin"),
-    [
-        (58, False, {}, 0.95),
-        (59, False, {}, 1.0),  # 59 of 59 bound the share by 0.95
-        (59, False, {"robust": 0.99}, 0.95),
-        (59, True, {}, 0.95),  # judged together they are one
-        (59, False, {"allow_misses": 0.1}, 0.95),  # 54 of 59 do not bound it by 0.9
-        (300, False, {"allow_misses": 0.03, "robust": 0.94}, 1.0),
-        (1, False, {"pick": 0.9}, 1.0),  # the fewest that hold so, untested
-    ],
-)
-def test_what_the_given_inputs_bound_by_themselves_keeps_no_margin(
-    given: int, of_sets: bool, options: dict[str, float], margin: float
-) -> None:
-    settings = Settings(model="m", inputs=[], **options)
-    asked = SimpleNamespace(of_sets=of_sets)
-    problem: Any = SimpleNamespace(samples=[0] * given, settings=settings, requirements=asked)
-    emulated: Any = SimpleNamespace(engine=None)
-    assert select_robust.margin(problem, emulated) == margin
-    on_engine: Any = SimpleNamespace(engine="an engine, whose refusals cost builds")
-    picked = settings.pick is not None
-    assert select_robust.margin(problem, on_engine) == (1.0 if picked else 0.95)
 
 
 def test_draws_that_nothing_passes_are_set_aside() -> None:
