@@ -138,6 +138,7 @@ class Context:
         self.in_turn = problem.reference.is_large
         self.samples_a_turn = SAMPLES_A_TURN
         if self.emulator.device != CPU:
+            # References of given inputs stay with the CPU, whose FP32 is the definition.
             self.references.use_for_copied(self._on_gpu)
         self.log: list[Evaluation] = []
         self.tests = 0
@@ -232,6 +233,7 @@ class Context:
         key = (sample.digest, plan)
         if key not in self._error_samples:
             problem, reference = self.problem, self.references.of(sample)
+            # The signed errors of all layers together stay within 16 MB a sample.
             limit = max(256, min(4096, 4_000_000 // max(1, len(problem.layers))))
             candidate: Arrays
             try:
@@ -310,6 +312,7 @@ class Context:
         evaluator = Evaluator(runner, problem.samples, criteria, self.cache, self._key, self.log)
         evaluator.workers = workers
         turns = self.in_turn or runner is self.opened
+        # Few samples are in memory at a time, unless it costs more to change the session.
         evaluator.at_once = self.samples_a_turn if turns else 8
         evaluator.before_each = self.time.check
         evaluator.on_inference = partial(self._tell_inference, runner.name)

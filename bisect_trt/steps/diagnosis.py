@@ -72,7 +72,7 @@ def diagnose_reduced(
     if found:
         return Diagnosis.of(found)
     in_order = [str(n) for n in table["layer"]]
-    missed, scores = sensitivity.must_pin, sensitivity.scores
+    missed, scores = sensitivity.must_pin, sensitivity.scores  # by the worst of the samples
     guilty_first = sorted((n for n in in_order if n in missed), key=lambda n: -scores[n])
     if together and alone is None and (guilty_first or not scores):
         return Diagnosis(
@@ -131,6 +131,7 @@ class _Ends:
         names = [str(n) for n in rows.index]
         overflowing = {str(n) for n in rows.index[rows["overflows"].astype(bool)]}
         divided = {str(n) for n in rows.index[rows["underflows"].astype(bool)]}
+        # A constant beyond the range gives infinities too where all values are in range.
         self.divides = divided - set(suspects.heavy)
         self.over = [n for n in names if n in overflowing or n in suspects.heavy]
         self._size = rows[["ref_min", "ref_max"]].abs().max(axis=1).fillna(0.0)
@@ -186,6 +187,7 @@ def _beyond_an_end(
     if not ends.over and not ends.under:
         return []
     over, under = frozenset(ends.over), frozenset(ends.under)
+    # Four runs tell the ends apart: with nothing pinned, one end pinned, the other, and both.
     before, neither = pinned(over | under)
     if math.isnan(before) or before <= 1.0:
         return []

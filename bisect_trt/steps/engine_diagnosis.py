@@ -76,6 +76,7 @@ def over_processes(context: Context, result: Evaluation) -> Reproducibility:
 
 def runs_of(results: Sequence[Evaluation]) -> Reproducibility:
     """One engine's runs in several processes, an evaluation a process."""
+    # Runners that repeat report how; one that ran once has an evaluation only.
     repeated = [r.reproducibility for r in results if r.reproducibility is not None]
     once = [r for r in results if r.reproducibility is None]
     inside = next((s for s in repeated if s.decides), None)
@@ -166,6 +167,7 @@ def what_fp32_is(engine: Evaluation, strict: Evaluation, tf32: Evaluation) -> Fp
 def _relative_rmse(result: Evaluation) -> float:
     """The worst output's RMSE over its range, or where that is 0 over the largest magnitude."""
 
+    # By its range, as an offset would make every error look small.
     def scale(error: TensorError) -> float:
         spread = error.ref_max - error.ref_min
         return max(spread or max(abs(error.ref_max), abs(error.ref_min)), 1e-30)
@@ -177,6 +179,7 @@ def agreement(one: Vector | None, other: Vector | None) -> float:
     """The cosine between two evaluations' signed errors; NaN if unknown."""
     if one is None or other is None or len(one) != len(other):
         return math.nan
+    # One infinite element would hide all others.
     both = np.isfinite(one) & np.isfinite(other)
     a, b = one[both].astype(np.float64), other[both].astype(np.float64)
     size = float(np.linalg.norm(a) * np.linalg.norm(b))

@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bisect_trt.base.atomic_files import scratch
-from bisect_trt.base.interrupt import Observer, TimeBudget
+from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.limits import in_words, peak_bytes, room_bytes
-from bisect_trt.evaluate.cache import Cache
-from bisect_trt.evaluate.references import References
 from bisect_trt.inputs.samples import ALIKE, NOT_COVERED
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.baselines import quickest_s
-from bisect_trt.steps.context import Context
+from bisect_trt.steps.context import open_context
 from bisect_trt.steps.given_checks import check_decisions, check_reference
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.memory_need import PROCESS, need_of_samples
-from bisect_trt.steps.open_runners import baseline_plans, emulator_device, open_emulator
+from bisect_trt.steps.open_runners import baseline_plans
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.samples import movable, wants_augmented
 
@@ -83,7 +80,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     need = need_of_samples(problem.graph, settings, [*problem.samples, *problem.holdout]).bytes
     room = room_bytes(PROCESS) or 0  # before what is timed takes some of it
     observer.step("timed inferences")
-    inference = _timed_inference(problem, observer)
+    inference = _timed_inference(problem)
     opened = time.perf_counter() - began
     given, evaluations = len(problem.samples), len(baseline_plans(problem)) + expected_sets(problem)
     copies = 100 * (movable(problem, emulated=True) + wants_augmented(problem))
@@ -108,28 +105,17 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     )
 
 
-def _timed_inference(problem: Problem, observer: Observer) -> float:
+def _timed_inference(problem: Problem) -> float:
     """The seconds of the quickest inference on one input; refuses what a run refuses."""
-    emulator, _ = open_emulator(problem, emulator_device(problem.settings))
-    problem = replace(problem, samples=problem.samples[:1])
-    with (
-        scratch("estimate") as folder,
-        closing(Cache(Path(folder))) as cache,
-        closing(References(problem.reference, Path(folder) / "references")) as references,
-    ):
-        context = Context(
-            problem=problem,
-            observer=observer,
-            folder=Path(folder),
-            cache=cache,
-            opened=None,
-            emulator=emulator,
-            emulator_pool=None,
-            time=TimeBudget(None),
-            references=references,
+    with scratch("estimate") as folder:
+        settings = replace(
+            problem.settings, runner="emulated", workers=1, ray=None, out=Path(folder) / "run"
         )
-        check_golden(problem, context)
-        found = [context.evaluator.evaluate(plan) for plan in baseline_plans(problem)]
-        check_reference(found[0], problem.requirements)
-        check_decisions(problem, context, found[0])
-        return min(quickest_s(found, 1), context.pace.timed_again())
+        one = replace(problem, settings=settings, samples=problem.samples[:1])
+        with open_context(one, Observer()) as context:
+            one = context.problem
+            check_golden(one, context)
+            found = [context.evaluator.evaluate(plan) for plan in baseline_plans(one)]
+            check_reference(found[0], one.requirements)
+            check_decisions(one, context, found[0])
+            return min(quickest_s(found, 1), context.pace.timed_again())

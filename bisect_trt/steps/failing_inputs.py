@@ -148,6 +148,7 @@ def layers_seen(
     """The table of the layers, with what breaks alone on other inputs than those of the table."""
     layers = emulated.layers
     finite = set(layers.loc[layers["introduced_finite"].astype(bool), "layer"])
+    # The table is made from a few inputs, and these layers overflow on others.
     broken = sensitivity.breaks & finite
     samples = [s for s in sensitivity.samples if math.isinf(_score(problem, context, s, 0.0))]
     if not broken or not samples:

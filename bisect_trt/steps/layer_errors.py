@@ -115,10 +115,12 @@ class _LayerErrors:
         # Images have their channels second, sequences last.
         images = reference.ndim > 3 or self._op in _CHANNELS_SECOND
         peaks = channel_peaks(reference, 1 if images else -1)
+        # Inputs of other sizes may have other numbers of channels.
         if self._peaks is None:
             self._peaks = peaks
         elif self._peaks.shape == peaks.shape:
             self._peaks = np.maximum(self._peaks, peaks)
+        # Infinite from inputs in range: a small value became zero, and something divides by it.
         if not all_finite(values.introduced):
             self._underflows |= values.in_range
             self._overflows |= not values.in_range

@@ -49,6 +49,7 @@ def with_scales(
         except RunnerFailedError as error:
             raise BadInputError(str(error)) from error
         as_json = {name: scale.as_json() for name, scale in scales.items()}
+        # An output in groups has the RMS of each, so that its offset hides nothing.
         whole = [name for name, scale in scales.items() if scale.axis is None]
         remarks = [remark for name in whole for remark in _remarks(name, moments[name])]
         cache.record_later(Row(key, "scales", {"scales": as_json, "remarks": remarks}))

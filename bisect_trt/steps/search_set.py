@@ -210,6 +210,7 @@ class SearchSet:
         sets = _sets(self._problem, refusal.samples)
         new = [s for one in sets if any(s.digest not in digests for s in one) for s in one]
         others = {k: v for k, v in self._samples.items() if k != kind}
+        # They come first: what they refuse needs no other run.
         self._samples = {kind: new + present, **others}
         if kind != InputKind.GIVEN:
             passed = refusal.tested * size - len(refusal.samples)

@@ -75,6 +75,7 @@ class FittedSearch:
 
     def _small_set(self, start: frozenset[str], judge: Judge) -> frozenset[str]:
         """A set that ``judge`` passes, 1-minimal by the search's certificate."""
+        # An older plan that still passes need not be grown.
         grown: frozenset[str] | None = self._begin
         if not self._begin or not judge([self._begin])[0].verdict.passed:
             grown = self._grown(start | self._begin, judge)
@@ -98,8 +99,10 @@ class FittedSearch:
 
         first = evaluate([start])[0]
         if first.vector is None and not start:
+            # The sensitivities were measured with the errors of everything reduced.
             first = Trial(start, first.passed, first.score, sensitivity.base)
         if math.isinf(first.score):
+            # Infinite errors predict nothing: the pins that finite outputs need come first.
             first = evaluate([self._made_finite() | start])[0]
         grown = grow(
             first,
@@ -132,7 +135,7 @@ class FittedSearch:
             [name for name in self._layers if name in pinned],
             lambda pins: self._by_both([pins])[0],
             lambda result: result.verdict.passed,
-            ahead=self._by_first,
+            ahead=self._by_first,  # on several workers at once
             workers=self._evaluator.workers,
         )
         complete = self._by_both([found.pinned])[0].verdict.passed
@@ -145,6 +148,7 @@ class FittedSearch:
     def _by_both(self, sets: Sequence[frozenset[str]]) -> list[Evaluation]:
         """The first emulator's result where it fails, else the worse of the two."""
         results = self._by_first(sets)
+        # What the first one fails needs no second opinion, which costs a session.
         passing = [r.plan for r in results if r.verdict.passed]
         second = {r.plan: r.under(self._limit) for r in self._second.evaluate_many(passing)}
         return [max(r, second.get(r.plan, r), key=lambda x: x.score) for r in results]

@@ -129,12 +129,13 @@ def _rows(
                 missing.append(name)
             else:
                 rows[name].append((float(cached[0]), np.frombuffer(cached[1], np.float32)))
-        expected -= len(layers) - len(missing)
+        expected -= len(layers) - len(missing)  # progress counts what is computed
         if not missing:
             continue
         chosen = context.disturbed(sample, reduced)
         try:
             for name, outputs in runner.sensitivities(sample, problem.settings.precision, missing):
+                # Without outputs a layer after it could not be computed: as bad as infinite ones.
                 score, vector = math.inf, np.full(chosen.size, np.nan, np.float32)
                 if outputs is not None:
                     score = problem.requirements.score(context.references.of(sample), outputs)

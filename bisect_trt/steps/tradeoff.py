@@ -135,6 +135,7 @@ def _row(
     missed: dict[str, object] = {}
     for kind, samples in kinds.items():
         size = set_size(problem)
+        # Where inputs are judged together the held out ones are one set.
         if kind == InputKind.HOLDOUT and size > 1:
             size = max(1, len(samples))
         found = context.evaluator.judge(plan, samples, size=size)
