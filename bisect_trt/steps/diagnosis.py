@@ -34,6 +34,9 @@ from bisect_trt.steps.validation_inputs import each_must_hold, set_size
 MAX_NAMED = 4
 """The most layers that a sentence names."""
 
+MAX_EVALUATED = 16
+"""The most layers that are reduced alone on all given inputs."""
+
 
 @dataclass(frozen=True)
 class Suspects:
@@ -71,33 +74,32 @@ def diagnose_reduced(
     found = _beyond_an_end(ends, pinned, sensitivity.must_pin)
     if found:
         return Diagnosis.of(found)
-    in_order = [str(n) for n in table["layer"]]
-    missed, scores = sensitivity.must_pin, sensitivity.scores  # by the worst of the samples
-    guilty_first = sorted((n for n in in_order if n in missed), key=lambda n: -scores[n])
-    if together and alone is None and (guilty_first or not scores):
+    scores = sensitivity.scores
+    if together and alone is None and (sensitivity.must_pin or not scores):
         return Diagnosis(
             Cause.UNKNOWN,
             f"Whether few layers make the {name} error, or many, was not measured: what is asked "
             "of several inputs together cannot be asked of each of them.",
         )
-    if alone is None:
-        guilty = {n: scores[n] for n in guilty_first}
-        evaluated = 0
-    else:
+    in_order = [str(n) for n in table["layer"]]
+    guilty = {n: scores[n] for n in in_order if n in sensitivity.must_pin}
+    guilty = dict(sorted(guilty.items(), key=lambda one: -one[1]))
+    evaluated = 0
+    if alone is not None:
+        suspected = list(guilty)
         if not scores:
             strength = sensitivity.strength
             measured = (n for n in in_order if n in strength)
-            guilty_first = sorted(measured, key=lambda n: -strength[n])
-        suspected = guilty_first[:16]
-        guilty = _guilty(suspected, alone)
-        evaluated = len(suspected) if len(suspected) < len(guilty_first) else 0
+            suspected = sorted(measured, key=lambda n: -strength[n])
+        guilty = _guilty(suspected[:MAX_EVALUATED], alone)
+        evaluated = MAX_EVALUATED if len(suspected) > MAX_EVALUATED else 0
     if guilty:
         return _rounding(ends, guilty, where if alone is None else "")
     return _spread(name, base, sensitivity, layers, evaluated, where)
 
 
 def _guilty(suspected: Sequence[str], alone: Callable[[str], Evaluation]) -> dict[str, float]:
-    """The scores of those that miss alone, until as many miss as are named."""
+    """The scores of layers that miss alone, no more than a sentence names."""
     guilty: dict[str, float] = {}
     for name in suspected:
         score = alone(name).score
