@@ -298,7 +298,7 @@ def _search(problem: Problem, context: Context) -> Iterator[RunState]:
     if not isinstance(triage, Triage):
         yield state.with_(settled=triage)
         return
-    state = state.with_(triage=triage, baselines=replace(baselines, layers=triage.layers))
+    state = state.with_(triage=triage)
     yield state
     context.observer.step("bisect")
     context.tell_evaluations()

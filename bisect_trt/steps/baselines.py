@@ -130,6 +130,12 @@ def _fp32_misses(problem: Problem, context: Context, fp32: Evaluation) -> Diagno
         where += f" But {reduced[0]}."
     if fp32.verdict is Verdict.NON_FINITE:
         where += why_not_finite(problem, context)
+    raised = context.emulator.capable
+    if raised is not problem.graph:
+        where += (
+            f" It was raised to opset {raised.opset}, which {problem.settings.precision.value} "
+            "needs: export it with that opset, in case ONNX's converter has changed it."
+        )
     return Diagnosis(
         Cause.NOT_PRECISION,
         "Strict FP32 already misses the requirement "

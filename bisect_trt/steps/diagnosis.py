@@ -22,7 +22,6 @@ from bisect_trt.steps.context import Context
 from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.failing_inputs import (
     UnseenInputs,
-    layers_seen,
     measure_each_alone,
     with_pins_there,
     worst_seen,
@@ -116,6 +115,10 @@ def _rounding(ends: _Ends, guilty: Mapping[str, float], on: str) -> Diagnosis:
     for cause, beyond in ((Cause.OVERFLOW, ends.over), (Cause.UNDERFLOW, ends.under)):
         if first in beyond:
             return Diagnosis.of([ends.cause(cause, [n for n in guilty if n in beyond])])
+    if math.isinf(guilty[first]):
+        # The table is made from a few inputs, and this layer leaves the range on others.
+        broken = [n for n, score in guilty.items() if math.isinf(score)]
+        return Diagnosis.of([ends.cause(Cause.OVERFLOW, broken)])
     sentence = (
         f"{ends.precision.value.upper()} rounding in {_named(list(guilty))} alone misses the "
         f"requirement ({times(max(guilty.values()))}{on})."
@@ -252,7 +255,6 @@ class Triage:
     ``limit``: the share of the tolerance to search within at first.
     ``ranking``: all layers, most harmful first.
     ``unseen``: None where the search is judged on the given inputs only.
-    ``layers``: the table of the layers, with what breaks on other inputs.
     """
 
     diagnosis: Diagnosis
@@ -262,7 +264,6 @@ class Triage:
     limit: float
     ranking: tuple[str, ...]
     unseen: UnseenInputs | None
-    layers: pd.DataFrame
 
 
 def find_cause(
@@ -285,7 +286,7 @@ def find_cause(
     heavy = frozenset(f.where for f in problem.findings if f.kind == "weight-overflow")
     sensitivity = measure_each_alone(problem, context, emulated, unseen, suspicion, heavy)
     limit = _first_limit(emulated.reduced, pinned, engine)
-    layers = layers_seen(problem, context, emulated, sensitivity)
+    layers = emulated.layers
     worst = worst_seen(emulated.reduced, unseen)
     diagnosis = diagnose_reduced(
         worst.under(limit),
@@ -305,7 +306,7 @@ def find_cause(
         but = f"The given inputs pass, but {_others(problem, unseen)}."
         diagnosis = replace(diagnosis, sentence=f"{diagnosis.sentence} {but}")
     ranking = _ranking(problem, sensitivity, suspicion, layers)
-    return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, unseen, layers)
+    return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, unseen)
 
 
 def _missed_with_all_pins(

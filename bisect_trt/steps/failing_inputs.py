@@ -6,15 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import pandas as pd
-
 from bisect_trt.base.outcomes import InputKind, Validation, Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.result import Evaluation, SampleResult
-from bisect_trt.steps.baselines import MOST_TRACED, Baselines
+from bisect_trt.steps.baselines import Baselines
 from bisect_trt.steps.context import Context
-from bisect_trt.steps.layer_errors import trace_layers
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import (
     Refusal,
@@ -140,25 +137,6 @@ def measure_each_alone(
         overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
         reduced = reduced.with_pins(overflowing.intersection(problem.names))
     return measure_sensitivity(problem, context, suspicion, samples, reduced, count)
-
-
-def layers_seen(
-    problem: Problem, context: Context, emulated: Baselines, sensitivity: Sensitivity
-) -> pd.DataFrame:
-    """The table of the layers, with what breaks alone on other inputs than those of the table."""
-    layers = emulated.layers
-    finite = set(layers.loc[layers["introduced_finite"].astype(bool), "layer"])
-    # The table is made from a few inputs, and these layers overflow on others.
-    broken = sensitivity.breaks & finite
-    samples = [s for s in sensitivity.samples if math.isinf(_score(problem, context, s, 0.0))]
-    if not broken or not samples:
-        return layers
-    there = trace_layers(problem, context, evenly(samples, MOST_TRACED)).set_index("layer")
-    columns = ["introduced_finite", "overflows", "underflows"]
-    rows = layers["layer"].isin(broken)
-    layers = layers.copy()
-    layers.loc[rows, columns] = there.loc[layers.loc[rows, "layer"], columns].to_numpy()
-    return layers
 
 
 def _score(problem: Problem, context: Context, sample: Sample, unknown: float) -> float:
