@@ -37,10 +37,10 @@ from bisect_trt.steps.answer import (
     RunState,
     end_search,
     inputs_table,
-    looked_at_again,
     validation_of_answer,
     with_reproducibility,
     with_set_in_hand,
+    with_tables,
 )
 from bisect_trt.steps.baselines import (
     holding_stepped,
@@ -181,7 +181,7 @@ def _states(problem: Problem, context: Context) -> Iterator[RunState]:
     state = with_reproducibility(state, context)
     state = state.with_(validation=validation if state.not_reproducible is None else None)
     yield state
-    yield looked_at_again(state, context)
+    yield with_tables(state, context)
 
 
 def _best_so_far(state: RunState, context: Context, seconds: float) -> Result | None:

@@ -359,7 +359,7 @@ def plan_of_answer(state: RunState, context: Context) -> PrecisionPlan | None:
     return None
 
 
-def looked_at_again(state: RunState, context: Context) -> RunState:
+def with_tables(state: RunState, context: Context) -> RunState:
     """``state`` with the tables that show the answer beside others, and input by input."""
     answer = plan_of_answer(state, context)
     tradeoff = None

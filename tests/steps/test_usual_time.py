@@ -78,7 +78,7 @@ def noted(called: list[str], name: str, its: Callable[..., Any]) -> Callable[...
     return call
 
 
-def test_what_is_looked_at_again_is_run_from_its_inputs_on(
+def test_what_is_with_tables_is_run_from_its_inputs_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Loop is not counted, and from the last activations kept nobody would see what it takes."""
