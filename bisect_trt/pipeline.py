@@ -171,7 +171,7 @@ def _states(problem: Problem, context: Context) -> Iterator[RunState]:
     try:
         for state in _search(problem, context):
             yield state
-        state = state.with_(out_of_time=context.time.cut_short)
+        state = replace(state, out_of_time=context.time.cut_short)
     except BudgetSpentError:
         state = end_search(state, context)
     context.time.search_ended()
@@ -179,14 +179,14 @@ def _states(problem: Problem, context: Context) -> Iterator[RunState]:
     # Validated first, while the answer's engine is loaded: its reproducibility takes new processes.
     validation = validation_of_answer(state, context)
     state = with_reproducibility(state, context)
-    state = state.with_(validation=validation if state.not_reproducible is None else None)
+    state = replace(state, validation=validation if state.not_reproducible is None else None)
     yield state
     yield with_tables(state, context)
 
 
 def _best_so_far(state: RunState, context: Context, seconds: float) -> Result | None:
     """The result of an interrupted run; None if no plan is known to pass."""
-    state = with_set_in_hand(state, context).with_(interrupted=True)
+    state = replace(with_set_in_hand(state, context), interrupted=True)
     result = summarise_interrupted(state, context.run_statistics(), seconds)
     if result is None:
         return None
@@ -249,7 +249,7 @@ def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
     state = RunState(problem)
     settled = check_golden(problem, context)
     if settled is not None:
-        yield state.with_(settled=settled)
+        yield replace(state, settled=settled)
         return
     baselines = measure_baselines(problem, context)
     if context.engine is None:
@@ -257,7 +257,7 @@ def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
         if stepped is not None:
             yield from _measure(stepped, context)
             return
-    state = state.with_(baselines=baselines, settled=baselines.diagnosis)
+    state = replace(state, baselines=baselines, settled=baselines.diagnosis)
     yield state
     if state.settled is not None:
         return
@@ -269,7 +269,7 @@ def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
         # Measured again: an engine names one unsupported layer at a time.
         yield from _measure(fitting, context)
         return
-    yield state.with_(engine=engine, settled=engine.diagnosis, validation=engine.validation)
+    yield replace(state, engine=engine, settled=engine.diagnosis, validation=engine.validation)
 
 
 def _search(problem: Problem, context: Context) -> Iterator[RunState]:
@@ -286,28 +286,28 @@ def _search(problem: Problem, context: Context) -> Iterator[RunState]:
         return
     problem, baselines, engine = state.problem, state.baselines, state.engine
     unseen = None if problem.settings.fitted else look_beyond(problem, context, baselines)
-    state = state.with_(unseen=unseen)
+    state = replace(state, unseen=unseen)
     if unseen is not None and unseen.validation is not None and engine is None:
         settled = nothing_to_pin(baselines.reduced, problem.settings.precision)
-        yield state.with_(settled=settled, validation=unseen.validation)
+        yield replace(state, settled=settled, validation=unseen.validation)
         return
     if unseen is not None and problem.settings.precision is Precision.TF32 and engine is None:
-        yield state.with_(settled=tf32_to_blame(unseen.reduced))
+        yield replace(state, settled=tf32_to_blame(unseen.reduced))
         return
     triage = find_cause(problem, context, baselines, engine, unseen)
     if not isinstance(triage, Triage):
-        yield state.with_(settled=triage)
+        yield replace(state, settled=triage)
         return
-    state = state.with_(triage=triage)
+    state = replace(state, triage=triage)
     yield state
     context.observer.step("bisect")
     context.tell_evaluations()
     bisection = bisect(problem, context, baselines, triage, triage.limit)
-    state = state.with_(bisection=bisection)
+    state = replace(state, bisection=bisection)
     if bisection is not None:
         context.observer.best(len(bisection.pinned))
     yield state
     if context.engine is not None and engine is not None:
         judgement = decide_on_engine(problem, context, baselines, engine, triage, bisection)
         context.observer.best(len(judgement.plan.pinned))
-        yield state.with_(judgement=judgement)
+        yield replace(state, judgement=judgement)

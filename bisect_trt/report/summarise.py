@@ -146,7 +146,7 @@ def summarise_interrupted(
 ) -> Result | None:
     """Makes the record of an interrupted run; None without a plan to write."""
     if state.validation is None and state.judgement is None and state.bisection is not None:
-        state = state.with_(validation=state.bisection.validation)
+        state = replace(state, validation=state.bisection.validation)
     found = state.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was state.")
     answer = _answer_so_far(state, run_statistics, found)
     if answer is None or answer.final is None:

@@ -6,7 +6,6 @@ import json
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -72,10 +71,6 @@ class RunState:
     not_reproducible: Diagnosis | None = None
     out_of_time: bool = False
     interrupted: bool = False
-
-    def with_(self, **found: Any) -> RunState:
-        """The same with one more record."""
-        return replace(self, **found)
 
     @property
     def diagnosis(self) -> Diagnosis | None:
@@ -216,7 +211,7 @@ def with_set_in_hand(state: RunState, context: Context) -> RunState:
     """``state`` with the best set so far, when the user has ended the search. Runs nothing."""
     found = _set_in_hand(state, context)
     if found is not None:
-        return state.with_(bisection=found)
+        return replace(state, bisection=found)
     plan, validation = None, state.validation
     if state.judgement is not None:
         if state.judgement.passed:
@@ -229,7 +224,7 @@ def with_set_in_hand(state: RunState, context: Context) -> RunState:
         plan = best[1].plan
     if validation is None and plan is not None:
         validation = validation_as_known(state.problem, context, plan)
-    return state.with_(validation=validation)
+    return replace(state, validation=validation)
 
 
 def _set_in_hand(state: RunState, context: Context) -> Bisection | None:
@@ -255,7 +250,7 @@ def end_search(state: RunState, context: Context) -> RunState:
     if state.settled is None and state.judgement is None and context.engine is None:
         with suppress(BudgetSpentError):
             _confirm(state, context)
-    return state.with_(out_of_time=True)
+    return replace(state, out_of_time=True)
 
 
 def _confirm(state: RunState, context: Context) -> None:
@@ -323,7 +318,7 @@ def with_reproducibility(state: RunState, context: Context) -> RunState:
     what = "answer's" if state.judgement is not None else result.plan.base.value.upper()
     taken_back = result.verdict.passed and runs.right != runs.processes
     found = not_reproducible(what, runs) if runs.decides or taken_back else None
-    return state.with_(reproducibility=runs, not_reproducible=found)
+    return replace(state, reproducibility=runs, not_reproducible=found)
 
 
 def _deciding(state: RunState) -> Evaluation | None:
@@ -368,7 +363,7 @@ def with_tables(state: RunState, context: Context) -> RunState:
     if answer is not None and not state.out_of_time:
         with suppress(BudgetSpentError):  # the answer is there, and what shows it can wait
             tradeoff = _tradeoff(state, context, answer)
-    return state.with_(inputs=inputs_table(state, context, answer), tradeoff=tradeoff)
+    return replace(state, inputs=inputs_table(state, context, answer), tradeoff=tradeoff)
 
 
 def _tradeoff(state: RunState, context: Context, answer: PrecisionPlan) -> pd.DataFrame | None:
