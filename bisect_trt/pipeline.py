@@ -138,6 +138,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     check_can_be_written(problem.graph, problem.base)
     with open_context(problem, observer, time_budget=time_budget) as context:
         problem = replace(context.problem, on_engine=context.engine is not None)
+        # Files of an earlier run would contradict this one where it is interrupted.
         discard(context.folder)
         reduced.FOLDER.remove(context.folder / REPRODUCER)
         latest = RunState(problem)
@@ -253,6 +254,7 @@ def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
         return
     baselines = measure_baselines(problem, context)
     if context.engine is None:
+        # TensorRT computes some layers in several FP16 steps, which the emulators do not round.
         stepped = holding_stepped(problem, context, baselines.layers)
         if stepped is not None:
             yield from _measure(stepped, context)
@@ -275,6 +277,7 @@ def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
 def _search(problem: Problem, context: Context) -> Iterator[RunState]:
     """The state after each step; ends early if one settles the run."""
     state = RunState(problem)
+    # A held out input that the model cannot run would be found only after the search.
     check_runs(context, problem.holdout)
     for state in _measure(problem, context):
         yield state
@@ -287,10 +290,12 @@ def _search(problem: Problem, context: Context) -> Iterator[RunState]:
     problem, baselines, engine = state.problem, state.baselines, state.engine
     unseen = None if problem.settings.fitted else look_beyond(problem, context, baselines)
     state = replace(state, unseen=unseen)
+    # Everything reduced passed its validation: there is nothing to search.
     if unseen is not None and unseen.validation is not None and engine is None:
         settled = nothing_to_pin(baselines.reduced, problem.settings.precision)
         yield replace(state, settled=settled, validation=unseen.validation)
         return
+    # TF32 is a switch of the whole network, so no layer can be pinned against it.
     if unseen is not None and problem.settings.precision is Precision.TF32 and engine is None:
         yield replace(state, settled=tf32_to_blame(unseen.reduced))
         return

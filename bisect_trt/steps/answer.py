@@ -107,6 +107,7 @@ def inputs_table(state: RunState, context: Context, answer: PrecisionPlan | None
                     row[f"{label}_score_{name}"] = result.score if scored else math.nan
                     if label == "plan":
                         decided[name] = result.score if scored else math.nan
+        # An engine has the last word, whatever the emulators say of the input.
         if context.engine is not None and judge in decided:
             decided = {judge: decided[judge]}
         if decided and not requirements.of_sets:
@@ -316,6 +317,7 @@ def with_reproducibility(state: RunState, context: Context) -> RunState:
     context.observer.step("reproducibility")
     runs = over_processes(context, result) if result.verdict.passed else runs_of([result])
     what = "answer's" if state.judgement is not None else result.plan.base.value.upper()
+    # One process that misses is enough: users start new ones.
     taken_back = result.verdict.passed and runs.right != runs.processes
     found = not_reproducible(what, runs) if runs.decides or taken_back else None
     return replace(state, reproducibility=runs, not_reproducible=found)
@@ -335,6 +337,7 @@ def plan_of_answer(state: RunState, context: Context) -> PrecisionPlan | None:
     """The plan with the precision that its pins really run in; None if none was found to pass."""
     if state.not_reproducible is not None:
         return None
+    # The budget may have ended the run before a step had an answer.
     decided = state.bisection if state.engine is None else state.judgement
     if state.out_of_time and state.settled is None and decided is None:
         found = best_so_far(state, context.run_statistics())

@@ -144,6 +144,7 @@ class Context:
         self.tests = 0
         self.in_hand: frozenset[str] | None = None
         self.refused = set[PrecisionPlan]()
+        # By stream: no validation may use an input that the search or another one has used.
         self._augmented: dict[int, set[str]] = {}
         self._gpu_lock = Lock()
         self._key = problem.key
@@ -274,6 +275,7 @@ class Context:
     def note(self, *findings: Finding) -> None:
         """Report each finding to the observer, once, and keep it for the run statistics."""
         for finding in findings:
+            # Baselines may be measured twice.
             if finding not in self._findings:
                 self._findings.append(finding)
                 self.observer.finding(finding.message)

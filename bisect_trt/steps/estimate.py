@@ -108,6 +108,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
 def _timed_inference(problem: Problem) -> float:
     """The seconds of the quickest inference on one input; refuses what a run refuses."""
     with scratch("estimate") as folder:
+        # An engine would take a build, and workers a start, for one inference.
         settings = replace(
             problem.settings, runner="emulated", workers=1, ray=None, out=Path(folder) / "run"
         )

@@ -59,6 +59,7 @@ def check_reference(result: Evaluation, requirements: Requirements) -> None:
             "compare: give inputs for which the model answers"
         )
     for name, error in seen.items():
+        # Non-finite elements are left out of errors where the reference has them.
         if error.elements and error.ref_nonfinite == error.elements:
             raise BadInputError(
                 f"output {name!r} of the FP32 reference is NaN or infinite everywhere, so there is "
@@ -108,6 +109,7 @@ def _is_single(problem: Problem, fp32: Evaluation, name: str) -> bool:
     if name not in fp32.worst or fp32.worst[name].elements != len(problem.samples):
         return False
     declared = next(o for o in problem.graph.proto.graph.output if o.name == name).type.tensor_type
+    # A dimension that has the name of an input's is one for inputs of these shapes only.
     taken = {dim for spec in input_specs(problem.graph.proto) for dim in spec.shape or ()}
     return declared.HasField("shape") and all(
         dim.dim_value == 1 or dim.dim_param in taken for dim in declared.shape.dim
@@ -146,6 +148,7 @@ def check_metrics(problem: Problem, context: Context) -> None:
     for item in requirements.items:
         if item.metric not in {*requirements.metrics, *requirements.collective}:
             continue
+        # Beside itself the reference has no error, whatever precision makes of it.
         alone = replace(requirements, items=(item,))
         values = [alone.judge(outputs, outputs).values for outputs in references]
         of_all = alone.judge_all(references, references)

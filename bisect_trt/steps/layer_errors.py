@@ -93,6 +93,7 @@ def _traced(problem: Problem, context: Context, samples: Sequence[Sample]) -> di
                 done += 1
                 context.observer.progress(min(done, expected), expected, values.layer)
     rows = [layer.row() for layer in found.values()]
+    # A layer that could not be computed has no row of its own.
     names = dict.fromkeys((*_UNKNOWN, *(name for row in rows for name in row)))
     return {name: [row.get(name, _UNKNOWN.get(name, math.nan)) for row in rows] for name in names}
 

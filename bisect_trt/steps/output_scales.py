@@ -38,6 +38,7 @@ def with_scales(
     requirements = problem.requirements
     if requirements.scales or not any(item.by_scale for item in requirements.items):
         return problem, _groups(requirements.scales)
+    # A repeated command must not run the model again.
     digests = [sample.digest for sample in problem.samples]
     key = content_key(__version__, problem.model.digest, "scales", problem.judged, digests)
     cached = cache.recall(key)
@@ -97,6 +98,7 @@ def _groups(scales: Mapping[str, Scale]) -> list[Finding]:
     for name, scale in scales.items():
         if scale.axis is None:
             continue
+        # Without the groups a user cannot know what the tolerance of a score or a box is.
         pairs = zip(scale.groups, scale.rms, strict=True)
         groups = "; ".join(f"{_entries(entries)} (RMS {rms:.3g})" for entries, rms in pairs)
         message = (

@@ -123,6 +123,7 @@ class SearchSet:
         self._samples = {kind: list(of_kind) for kind, of_kind in samples.items() if of_kind}
         # Samples of validations that passed count for the share, and are not run again.
         self._passed_elsewhere = dict.fromkeys(self._samples, 0)
+        # Sets that passed all samples: answers for an interrupt or the end of a budget.
         self._kept: list[frozenset[str]] = []
         self._lock = Lock()
 
@@ -161,7 +162,7 @@ class SearchSet:
             if seen_in is None or found.score(may_miss) > score or failed:
                 seen_in = found.logged
             score = max(score, found.score(may_miss))
-            if failed:
+            if failed:  # one kind that fails is enough
                 self._put_first(kind, samples, found, size)
                 break
         runner = evaluator.runner.name

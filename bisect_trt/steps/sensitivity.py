@@ -91,6 +91,7 @@ def measure_sensitivity(
     count: int,
 ) -> Sensitivity:
     """The sensitivity of the ``count`` most suspicious layers on ``samples``."""
+    # A set is predicted from the errors of everything reduced, less those of its layers.
     base = [_base(context, sample, reduced) for sample in samples]
     order = sorted(problem.names, key=lambda n: -suspicion.get(n, -math.inf))
     if count < len(order):

@@ -77,6 +77,7 @@ def _beside(
     """The prefixes of the ranking that are shown beside the answer, the nearest to it first."""
     lengths = _lengths(len(ranking), min(len(answer.chosen), len(ranking)))
     plans = [base.with_pins(ranking[:length]) for length in lengths]
+    # Different lengths may close to the same pins, as layers that only move values follow others.
     others = [plan for plan in plans if plan.pinned != answer.pinned]
     others.sort(key=lambda plan: abs(len(plan.pinned) - len(answer.pinned)))
     return [(plan, "ranking") for plan in others]
