@@ -100,21 +100,19 @@ def with_pins_there(
     """
     given, pinned = context.evaluator.evaluate(problem.base), base.with_pins(pins)
     worst = worst_seen(given, unseen)
-    kinds: Sequence[Sequence[Sample]] = ()
-    if unseen is not None and worst is not given:
-        kinds = [unseen.samples[kind] for kind in (InputKind.PERTURBED, InputKind.AUGMENTED)]
-        if worst is not unseen.reduced and unseen.refused is not None:
-            kinds = (unseen.refused.samples,)
-    size = set_size(problem)
-    found: list[tuple[float, Sequence[Sample]]] = []
-    for samples in kinds:
-        results = context.evaluator.judge(problem.base, samples, size=size).results
-        found += [(r.score, samples[i * size : (i + 1) * size]) for i, r in enumerate(results)]
-    if not found:
+    copies: Sequence[Sample] = ()
+    if unseen is not None and worst is unseen.reduced:
+        copies = (*unseen.samples[InputKind.PERTURBED], *unseen.samples[InputKind.AUGMENTED])
+    elif unseen is not None and worst is not given and unseen.refused is not None:
+        copies = unseen.refused.samples
+    if not copies:
         return given.score, context.evaluator.evaluate(pinned).score
+    size = set_size(problem)
+    scores = [r.score for r in context.evaluator.judge(problem.base, copies, size=size).results]
     # Those that are spared score more than the worst.
-    score, samples = max(found, key=lambda one: (one[0] <= worst.score, one[0]))
-    return score, context.evaluator.judge(pinned, samples, size=size).score()
+    place = max(range(len(scores)), key=lambda i: (scores[i] <= worst.score, scores[i]))
+    samples = copies[place * size : (place + 1) * size]
+    return scores[place], context.evaluator.judge(pinned, samples, size=size).score()
 
 
 def measure_each_alone(
