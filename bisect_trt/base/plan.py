@@ -159,23 +159,3 @@ class PrecisionPlan:
                 f"{where}: not a plan that bisect-trt wrote ({error}); run `bisect-trt run` to "
                 "make one"
             ) from error
-
-
-@dataclass(frozen=True)
-class Bypass:
-    """``node`` is left out, and its input ``source`` is read in place of its output."""
-
-    node: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Subgraph:
-    """The nodes that are ``kept``, and the bypasses among the others."""
-
-    kept: frozenset[str]
-    bypassed: frozenset[Bypass] = frozenset()
-
-    def without(self, bypass: Bypass) -> Subgraph:
-        """The same with one more node bypassed."""
-        return Subgraph(self.kept - {bypass.node}, self.bypassed | {bypass})

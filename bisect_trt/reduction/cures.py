@@ -12,7 +12,7 @@ import onnx
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import BudgetSpentError, Observer, TimeBudget
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.base.plan import Precision, PrecisionPlan, Subgraph
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.patterns import nodes_alike
@@ -109,7 +109,7 @@ class _Search:
         """Tries one cure on every sample until one is bad."""
         proto = mark_outputs(self._graph.proto, marks) if marks else self._graph.proto
         trials = self._open_trials(options)
-        whole, total = Subgraph(frozenset(self._graph.names)), Observation()
+        whole, total = frozenset(self._graph.names), Observation()
         for sample, expected in self._cases:
             found = trials.look(Specimen(whole, proto, sample, expected))
             total = _added(total, found)

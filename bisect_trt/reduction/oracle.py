@@ -24,7 +24,7 @@ from bisect_trt.base.atomic_files import scratch
 from bisect_trt.base.errors import BadInputError, BisectError, RunnerFailedError, one_line
 from bisect_trt.base.interrupt import BudgetSpentError, TimeBudget
 from bisect_trt.base.outcomes import CONFIDENCE, Verdict
-from bisect_trt.base.plan import Bypass, Precision, PrecisionPlan, Subgraph
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.inputs.npz import write_npz
 from bisect_trt.metrics.arrays import Arrays
@@ -114,7 +114,7 @@ class Budget:
 class Specimen:
     """A subgraph as an FP32 model, with its inputs and its reference outputs by name."""
 
-    subgraph: Subgraph
+    subgraph: frozenset[str]
     model: onnx.ModelProto
     sample: Sample
     expected: Mapping[str, NDArray[Any]]
@@ -134,9 +134,9 @@ class Specimens:
         self._sample = sample
         self._recorded = Recorded(self._extractor, sample, folder)
         self.nodes = self._extractor.nodes
-        self.whole = Subgraph(frozenset(self.nodes))
+        self.whole = frozenset(self.nodes)
 
-    def of(self, subgraph: Subgraph) -> Specimen:
+    def of(self, subgraph: frozenset[str]) -> Specimen:
         """Returns ``subgraph`` with its inputs and reference outputs.
 
         Raises:
@@ -154,28 +154,9 @@ class Specimens:
             declare_shapes(model, expected)
         return Specimen(subgraph, model, Sample(self._sample.name, inputs), expected)
 
-    def operators(self, subgraph: Subgraph) -> tuple[tuple[str, str], ...]:
+    def operators(self, subgraph: frozenset[str]) -> tuple[tuple[str, str], ...]:
         """The kept nodes in file order, each with its operator."""
-        return tuple((n, self._extractor.operator(n)) for n in self.nodes if n in subgraph.kept)
-
-    def bypasses(self, subgraph: Subgraph) -> list[Bypass]:
-        """Ways to replace a node's only output by one of its inputs of the same type and shape."""
-        found = []
-        for node in (n for n in self.nodes if n in subgraph.kept):
-            sources, outputs = self._extractor.tensors(node)
-            if len(outputs) != 1:
-                continue
-            try:
-                values = self._recorded.of([*sources, *outputs])
-            except RunnerFailedError:
-                continue
-            output = values[outputs[0]]
-            found += [
-                Bypass(node, s)
-                for s in sources
-                if (values[s].dtype, values[s].shape) == (output.dtype, output.shape)
-            ]
-        return found
+        return tuple((n, self._extractor.operator(n)) for n in self.nodes if n in subgraph)
 
 
 @dataclass(frozen=True)
@@ -275,7 +256,7 @@ class EngineTrials:
         self.budget = budget
         self.versions: Mapping[str, str] = {}
         self.facts: Mapping[str, Any] = {}
-        self.observations: dict[Subgraph, Observation] = {}  # the last of each subgraph
+        self.observations: dict[frozenset[str], Observation] = {}  # the last of each subgraph
         self._workers = workers
         self._whole = Observation()
         self._names = set[str]()
@@ -407,7 +388,7 @@ class CheckTrials:
         self.budget = budget
         self.precision = self.explained = Precision.FP32
         self.versions: Mapping[str, str] = {}
-        self.observations: dict[Subgraph, Observation] = {}
+        self.observations: dict[frozenset[str], Observation] = {}
 
     def try_whole(self, specimen: Specimen) -> Observation:
         """Runs the command on the whole model, which it must be able to judge."""

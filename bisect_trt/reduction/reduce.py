@@ -24,7 +24,7 @@ from bisect_trt.base.errors import (
 )
 from bisect_trt.base.interrupt import BudgetSpentError, Observer, TimeBudget
 from bisect_trt.base.outcomes import Cause, Verdict
-from bisect_trt.base.plan import Precision, PrecisionPlan, Subgraph
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.inputs.samples import load_samples
 from bisect_trt.model.graph import Graph
@@ -77,7 +77,6 @@ class Reduced:
     sample: Sample  # inputs by name
     expected: Mapping[str, NDArray[Any]]  # FP32 outputs on ONNX Runtime
     nodes: tuple[tuple[str, str], ...]  # kept nodes with their operators
-    bypassed: tuple[str, ...]  # nodes whose input is read in place of their output
     of: int  # number of nodes in the whole model
     whole: Observation  # results of the whole model
     seen: Observation  # results of the subgraph
@@ -108,7 +107,7 @@ def reduce_subgraph(
         observer.step("reduce")
         tried = 0
 
-        def ask(subgraph: Subgraph) -> Verdict:
+        def ask(subgraph: frozenset[str]) -> Verdict:
             nonlocal tried
             if subgraph == specimens.whole:
                 return Verdict.PASS  # it was tried above
@@ -118,10 +117,10 @@ def reduce_subgraph(
                 return Verdict.UNSURE
             tried += 1
             word = {Verdict.PASS: "still bad", Verdict.FAIL: "not bad"}.get(verdict, verdict)
-            observer.progress(tried, 0, f"{len(subgraph.kept)} nodes: {word}")
+            observer.progress(tried, 0, f"{len(subgraph)} nodes: {word}")
             return verdict
 
-        found = reduce(specimens.nodes, ask, specimens.bypasses)
+        found = reduce(specimens.nodes, ask)
         subgraph = found.subgraph or specimens.whole
         specimen, seen = specimens.of(subgraph), trials.observations[subgraph]
         interrupted = found.interrupted
@@ -140,7 +139,6 @@ def reduce_subgraph(
             sample=specimen.sample,
             expected=specimen.expected,
             nodes=specimens.operators(subgraph),
-            bypassed=tuple(sorted(b.node for b in subgraph.bypassed)),
             of=len(specimens.nodes),
             whole=whole,
             seen=seen,
@@ -173,7 +171,7 @@ def _steps(found: Reduction) -> tuple[Step, ...]:
     bad_sizes: list[int] = []
     for name, evaluations in groupby(found.evaluations, lambda evaluation: evaluation.step):
         tried = list(evaluations)
-        bad_sizes += [len(e.subgraph.kept) for e in tried if e.verdict.passed]
+        bad_sizes += [len(e.subgraph) for e in tried if e.verdict.passed]
         steps.append(Step(name, len(tried), min(bad_sizes, default=0)))
     return tuple(steps)
 

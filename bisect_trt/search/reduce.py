@@ -11,15 +11,13 @@ from dataclasses import dataclass
 
 from bisect_trt.base.interrupt import BudgetSpentError
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.base.plan import Bypass, Subgraph
 from bisect_trt.search.find import find_pins
 from bisect_trt.search.minimise import one_minimal
 
-Ask = Callable[[Subgraph], Verdict]
-"""Gives PASS for a subgraph that is still bad; may raise BudgetSpentError to end the search."""
+Nodes = frozenset[str]
 
-FindBypasses = Callable[[Subgraph], Sequence[Bypass]]
-"""The bypasses that can be made in a subgraph."""
+Ask = Callable[[Nodes], Verdict]
+"""Gives PASS for a subgraph that is still bad; may raise BudgetSpentError to end the search."""
 
 
 @dataclass(frozen=True)
@@ -27,30 +25,30 @@ class SubgraphEvaluation:
     """The ``verdict`` on one subgraph, and the ``step`` that tried it."""
 
     step: str
-    subgraph: Subgraph
+    subgraph: Nodes
     verdict: Verdict
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """The smallest bad ``subgraph``; None if the whole is not bad.
+    """The nodes of the smallest bad ``subgraph``; None if the whole is not bad.
 
-    ``complete``: no node can be left out or bypassed. ``interrupted``: the user ended the search.
+    ``complete``: no node can be left out. ``interrupted``: the user ended the search.
     ``evaluations``: each subgraph tried, in order.
     """
 
-    subgraph: Subgraph | None
+    subgraph: Nodes | None
     complete: bool
     evaluations: tuple[SubgraphEvaluation, ...]
     interrupted: bool = False
 
 
-def reduce(nodes: Sequence[str], ask: Ask, bypasses: FindBypasses = lambda _: ()) -> Reduction:
+def reduce(nodes: Sequence[str], ask: Ask) -> Reduction:
     """The smallest subgraph of ``nodes`` that is found to be bad."""
     search = _Search(nodes, ask)
     complete = interrupted = False
     try:
-        complete = search.run(bypasses)
+        complete = search.run()
     except BudgetSpentError:
         pass
     except KeyboardInterrupt:
@@ -62,12 +60,12 @@ class _Search:
     def __init__(self, nodes: Sequence[str], ask: Ask) -> None:
         self._nodes = list(nodes)
         self._ask = ask
-        self._known: dict[Subgraph, Verdict] = {}
+        self._verdicts: dict[Nodes, Verdict] = {}
         self._step = "the whole model"
-        self.best: Subgraph | None = None
+        self.best: Nodes | None = None
         self.evaluations: list[SubgraphEvaluation] = []
 
-    def run(self, bypasses: FindBypasses) -> bool:
+    def run(self) -> bool:
         """Run every step; False if the whole is not bad."""
         nodes = self._nodes
         if not self._bad(nodes):
@@ -78,37 +76,24 @@ class _Search:
         nodes = nodes[-_fewest(len(nodes), lambda n: self._bad(nodes[-n:])) :]
         self._step = "nodes left out"
         if len(nodes) > 1:
-            find_pins(nodes, lambda kept: self._verdict(Subgraph(kept)))
-        while True:
-            self._step = "each node left out"
-            subgraph = self._without_each()
-            self._step = "nodes bypassed"
-            if not any(self._verdict(subgraph.without(b)).passed for b in bypasses(subgraph)):
-                return True
-
-    def _without_each(self) -> Subgraph:
-        """The best subgraph without the nodes that it is still bad without."""
-        before = self.best
-        assert before is not None
-        found = one_minimal(
-            [n for n in self._nodes if n in before.kept],
-            lambda kept: self._verdict(Subgraph(kept, before.bypassed)),
-            lambda verdict: verdict.passed,
-        )
-        return Subgraph(found.pinned, before.bypassed)
+            find_pins(nodes, self._verdict)
+        self._step = "each node left out"
+        smallest = self.best or frozenset()
+        one_minimal([n for n in self._nodes if n in smallest], self._verdict, lambda v: v.passed)
+        return True
 
     def _bad(self, kept: Sequence[str]) -> bool:
-        return self._verdict(Subgraph(frozenset(kept))).passed
+        return self._verdict(frozenset(kept)).passed
 
-    def _verdict(self, subgraph: Subgraph) -> Verdict:
-        if not subgraph.kept:
+    def _verdict(self, kept: Nodes) -> Verdict:
+        if not kept:
             return Verdict.FAIL  # an empty model is not bad
-        if subgraph not in self._known:
-            verdict = self._known[subgraph] = Verdict(self._ask(subgraph))
-            self.evaluations.append(SubgraphEvaluation(self._step, subgraph, verdict))
-            if verdict.passed and (self.best is None or len(subgraph.kept) < len(self.best.kept)):
-                self.best = subgraph
-        return self._known[subgraph]
+        if kept not in self._verdicts:
+            verdict = self._verdicts[kept] = Verdict(self._ask(kept))
+            self.evaluations.append(SubgraphEvaluation(self._step, kept, verdict))
+            if verdict.passed and (self.best is None or len(kept) < len(self.best)):
+                self.best = kept
+        return self._verdicts[kept]
 
 
 def _fewest(length: int, bad: Callable[[int], bool]) -> int:
