@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.metrics.decisions import (
@@ -284,9 +285,10 @@ def load_metrics(
     """The user's metrics by name: for one input, and for all inputs at once (``@all``)."""
     singles: dict[str, UserMetric] = {}
     of_all: dict[str, UserMetric] = {}
+    lock = Lock()  # plans may be judged on several threads
     for metric in metrics:
         sees_all = isinstance(metric, str) and metric.endswith(ALL)
-        found = UserMetric(metric.removesuffix(ALL) if isinstance(metric, str) else metric)
+        found = UserMetric(metric.removesuffix(ALL) if isinstance(metric, str) else metric, lock)
         if found.name in singles or found.name in of_all:
             raise BadInputError(f"--metric {found.name}: two metrics have this name; rename one")
         (of_all if sees_all else singles)[found.name] = found
