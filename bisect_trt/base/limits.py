@@ -11,7 +11,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from itertools import chain, islice, product
 from pathlib import Path
@@ -20,27 +19,10 @@ from typing import TypeVar
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
-# A global of the process, as the thread pools of BLAS and ONNX Runtime are.
-_THREAD_LIMITS: list[int] = []
-"""The limits of the :func:`at_most` blocks that are entered."""
 
-
-def thread_count() -> int:
-    """How many threads may be busy: the usable cores, or fewer inside :func:`at_most`."""
-    return min([usable_cores(), *_THREAD_LIMITS])
-
-
-@contextmanager
-def at_most(threads: int | None) -> Iterator[None]:
-    """Inside, :func:`thread_count` is at most ``threads``; None changes nothing."""
-    if threads is None:
-        yield
-        return
-    _THREAD_LIMITS.append(threads)
-    try:
-        yield
-    finally:
-        _THREAD_LIMITS.remove(threads)
+def thread_count(threads: int | None = None) -> int:
+    """How many threads may be busy: the usable cores, or fewer where ``threads`` are wanted."""
+    return min(usable_cores(), threads or usable_cores())
 
 
 @cache
@@ -174,7 +156,7 @@ def share_arenas() -> None:
     # run of PP-OCRv4 det then holds 2.8 times as much.
     m_arena_max = -8
     with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(m_arena_max, max(2, thread_count() // 2))
+        ctypes.CDLL(None).mallopt(m_arena_max, max(2, usable_cores() // 2))
 
 
 def give_back() -> None:
@@ -195,11 +177,13 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-def in_order(work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
+def in_order(
+    work: Callable[[Item], Answer], items: Iterable[Item], threads: int | None = None
+) -> Iterator[Answer]:
     """The answer of each of ``items`` in order, computed on :func:`thread_count` threads."""
     stream = iter(items)
     first = list(islice(stream, 2))
-    most = thread_count()
+    most = thread_count(threads)
     if len(first) < 2 or most == 1:
         yield from map(work, chain(first, stream))
         return

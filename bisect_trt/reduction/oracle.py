@@ -129,10 +129,11 @@ class Specimen:
 class Specimens:
     """Cuts subgraphs out of one model, with their values on one sample."""
 
-    def __init__(self, graph: Graph, sample: Sample, folder: Path) -> None:
+    def __init__(self, graph: Graph, sample: Sample, folder: Path, threads: int = 0) -> None:
         self._extractor = Extractor(graph)
         self._sample = sample
-        self._recorded = Recorded(self._extractor, sample, folder)
+        self._threads = threads
+        self._recorded = Recorded(self._extractor, sample, folder, threads)
         self.nodes = self._extractor.nodes
         self.whole = frozenset(self.nodes)
 
@@ -149,7 +150,7 @@ class Specimens:
             model = self._extractor.extract(subgraph, values)
         except KeyError as error:  # an ONNX type that NumPy's files do not know
             raise RunnerFailedError(f"the subgraph cannot be written ({error})") from error
-        expected = outputs_of(model, inputs, self._sample.name)
+        expected = outputs_of(model, inputs, self._sample.name, self._threads)
         if subgraph != self.whole:
             declare_shapes(model, expected)
         return Specimen(subgraph, model, Sample(self._sample.name, inputs), expected)
@@ -183,7 +184,11 @@ class Allowance:
 
 
 def what_rounding_explains(
-    model: onnx.ModelProto, sample: Sample, expected: Arrays, precision: Precision
+    model: onnx.ModelProto,
+    sample: Sample,
+    expected: Arrays,
+    precision: Precision,
+    threads: int = 0,
 ) -> Allowance:
     """Emulates an FP32 model at ``precision`` on one sample and returns its allowance."""
     roundings = [(precision, 1.0)]
@@ -192,7 +197,7 @@ def what_rounding_explains(
         roundings.append((Precision.BF16, 2.0**-16))
     allowed = {name: _always_allowed(array) for name, array in expected.items()}
     breaks = set[str]()
-    runner = WholeModelRunner(Graph(model))
+    runner = WholeModelRunner(Graph(model), threads=threads)
     for emulated, scale in roundings:
         try:
             found = next(iter(runner.outputs(PrecisionPlan(emulated), [sample])))
@@ -249,6 +254,7 @@ class EngineTrials:
         explained: Precision,
         budget: Budget,
         workers: int = 1,
+        threads: int = 0,
     ) -> None:
         self._open_runner = open_runner
         self.precision = precision
@@ -258,6 +264,7 @@ class EngineTrials:
         self.facts: Mapping[str, Any] = {}
         self.observations: dict[frozenset[str], Observation] = {}  # the last of each subgraph
         self._workers = workers
+        self.threads = threads
         self._whole = Observation()
         self._names = set[str]()
 
@@ -303,7 +310,7 @@ class EngineTrials:
         if self.budget.is_spent:
             raise BudgetSpentError
         allowance = what_rounding_explains(
-            specimen.model, specimen.sample, specimen.expected, self.explained
+            specimen.model, specimen.sample, specimen.expected, self.explained, self.threads
         )
         observed = Observation(allowed=allowance.allowed, breaks=tuple(sorted(allowance.breaks)))
         for answer in self._answers(specimen, processes):
@@ -374,7 +381,7 @@ def failure_words(failure: str, names: Collection[str]) -> str:
 class CheckTrials:
     """Judges subgraphs by the exit code of a command: 0 fine, 1 bad, others not judged."""
 
-    def __init__(self, command: str, timeout_s: float, budget: Budget) -> None:
+    def __init__(self, command: str, timeout_s: float, budget: Budget, threads: int = 0) -> None:
         try:
             self._words = shlex.split(command)
         except ValueError as error:
@@ -385,6 +392,7 @@ class CheckTrials:
             self._words.append("{model}")
         self._command = command
         self._timeout_s = timeout_s
+        self.threads = threads
         self.budget = budget
         self.precision = self.explained = Precision.FP32
         self.versions: Mapping[str, str] = {}

@@ -99,7 +99,7 @@ def reduce_subgraph(
     """
     began = time.perf_counter()
     with scratch("recorded") as folder:
-        specimens = Specimens(graph, sample, Path(folder))
+        specimens = Specimens(graph, sample, Path(folder), trials.threads)
         observer.step("the whole model")
         whole = _try_whole(specimens, trials, sample)
         if whole.suspect is None:
@@ -187,7 +187,7 @@ def reduce_model(
     if check is None:
         trials = engine_trials(settings, precision, graph, samples, budget)
     elif precision is Precision.FP32:
-        trials = CheckTrials(check, settings.evaluation_timeout_s, budget)
+        trials = CheckTrials(check, settings.evaluation_timeout_s, budget, settings.threads or 0)
     else:
         raise BadInputError(
             f"--check: the command chooses what {precision.value} means, its subgraphs are FP32; "
@@ -257,7 +257,9 @@ def engine_trials(
         def open_cuda(graph: Graph, samples: Sequence[Sample]) -> OrtCudaRunner:
             return OrtCudaRunner(graph, timeout_s=settings.evaluation_timeout_s)
 
-        return EngineTrials(open_cuda, precision, precision, budget, settings.workers)
+        return EngineTrials(
+            open_cuda, precision, precision, budget, settings.workers, settings.threads or 0
+        )
     open_runner = fresh_engines(settings)
     try:
         open_runner(graph, samples).close()
@@ -268,16 +270,16 @@ def engine_trials(
         open_runner = partial(
             BuildOnlyRunner, module=module, timeout_s=settings.evaluation_timeout_s
         )
-    return tensorrt_trials(open_runner, precision, budget, settings.workers)
+    return tensorrt_trials(open_runner, precision, budget, settings.workers, settings.threads or 0)
 
 
 def tensorrt_trials(
-    open_runner: OpenRunner, precision: Precision, budget: Budget, workers: int
+    open_runner: OpenRunner, precision: Precision, budget: Budget, workers: int, threads: int = 0
 ) -> EngineTrials:
     """Makes the judge by TensorRT."""
     # TensorRT may ignore a cleared TF32 flag, so an FP32 engine is allowed TF32's errors.
     explained = Precision.TF32 if precision is Precision.FP32 else precision
-    return EngineTrials(open_runner, precision, explained, budget, workers)
+    return EngineTrials(open_runner, precision, explained, budget, workers, threads)
 
 
 def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> OpenRunner:

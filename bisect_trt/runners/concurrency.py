@@ -37,7 +37,7 @@ class Headroom:
         size = inference_bytes(self._graph, self._largest)
         if size is None:
             return 1
-        return max(1, min(self._threads or thread_count(), HEADROOM_BYTES // max(1, size)))
+        return max(1, min(thread_count(self._threads), HEADROOM_BYTES // max(1, size)))
 
 
 def _elementwise_max(one: Shapes, other: Shapes) -> Shapes:

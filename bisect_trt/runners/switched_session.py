@@ -201,7 +201,7 @@ class SwitchedSession:
         def opened(segment: Segment) -> SegmentSession:
             return SegmentSession(segment, constants, threads, device)
 
-        self._segments = list(in_order(opened, cut(whole, graph, segments)))
+        self._segments = list(in_order(opened, cut(whole, graph, segments), threads))
         self._switches = Switches(self._segments)
         self._headroom, self._device = Headroom(graph, threads), device
         self._graph = graph

@@ -156,7 +156,12 @@ class Context:
         self.evaluator = self.evaluator_of(pool or self.emulator, 1 if pool is None else len(pool))
         constants = self.emulator.constants.owner
         self.second = self.evaluator_of(
-            WholeModelRunner(problem.graph, constants, problem.reference.turns)
+            WholeModelRunner(
+                problem.graph,
+                constants,
+                problem.reference.turns,
+                problem.settings.threads or 0,
+            )
         )
         self.engine = None
         if self.opened is not None:

@@ -170,7 +170,7 @@ def check_model(problem: Problem, context: Context, fp32: Evaluation) -> None:
         samples = evenly(problem.samples, _CHECKED_INPUTS)
         exact = [context.references.of(sample) for sample in samples]
         try:
-            other = Reference(raised)
+            other = Reference(raised, threads=problem.settings.threads or 0)
             found = [other.outputs(sample) for sample in samples]
             asked, share = problem.requirements, problem.settings.share_of_given
             values = [asked.judge(*pair).values for pair in zip(exact, found, strict=True)]

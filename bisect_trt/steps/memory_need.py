@@ -121,7 +121,7 @@ def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     return Need(
         weights=weights_size(graph.proto),
         activations=live if known is None else known,
-        workers=min(workers, thread_count()),  # no more are hired
+        workers=min(workers, thread_count(settings.threads)),  # no more are hired
         nodes=len(graph.proto.graph.node),
         inside=held_size(graph.proto),
         untold=largest is not None and known is None,

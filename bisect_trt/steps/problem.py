@@ -203,7 +203,7 @@ class Problem:
     @cached_property
     def lookups(self) -> Lookups:
         """What token ids stand for, for samples that cannot be moved themselves."""
-        return Lookups(self.graph)
+        return Lookups(self.graph, self.settings.threads or 0)
 
     @cached_property
     def lengths(self) -> dict[str, int]:
@@ -321,7 +321,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         golden=golden,
         rewritten=replaced,
         findings=tuple(findings),
-        reference=Reference(graph, model.name),
+        reference=Reference(graph, model.name, settings.threads or 0),
         usual_seconds=usual_seconds(graph, samples),
         metrics=(*metrics.values(), *collective.values()),
         held_pins=held_pins,

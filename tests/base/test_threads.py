@@ -14,7 +14,7 @@ from bisect_trt.base.limits import in_order
 @pytest.fixture(params=[1, 2, 5], autouse=True)
 def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     count: int = request.param
-    monkeypatch.setattr(limits, "thread_count", lambda: count)
+    monkeypatch.setattr(limits, "thread_count", lambda *_: count)
     return count
 
 

@@ -85,7 +85,7 @@ def test_what_cannot_fit_is_refused_before_it_is_read(
     onnx.save(chain(), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=np.ones((4, 256), np.float32))
     monkeypatch.setattr(memory_need, "room_bytes", lambda _: 1_000_000)
-    monkeypatch.setattr(memory_need, "thread_count", lambda: 3)
+    monkeypatch.setattr(memory_need, "thread_count", lambda *_: 3)
     asked = [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"), *options]
     for more in (["--out", str(tmp_path / "out")], ["--dry-run"]):
         result = CliRunner().invoke(main, ["run", *asked, *more])

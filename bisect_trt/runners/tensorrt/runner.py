@@ -66,7 +66,9 @@ class TensorRTRunner:
         options: EngineOptions = AS_USUAL,
         repeats: int = REPEATS,
         hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
+        threads: int | None = None,
     ) -> None:
+        self._threads = threads
         self._graph = as_graph(model)
         self._layers = self._graph.layers
         self._names = {layer.name for layer in self._layers}
@@ -146,7 +148,7 @@ class TensorRTRunner:
         """The engine's answer, and the seconds to write its model; 0 if the engine was kept."""
         key, limit, call = (plan, tuple(tensors)), self.timeout_s, self._worker.call
         # In threads, because perturbed samples are computed here.
-        arrays = list(in_order(lambda s: dict(s.arrays), samples))
+        arrays = list(in_order(lambda s: dict(s.arrays), samples, self._threads))
         if self._last == key:
             longer = None if limit is None else limit * (1 + len(arrays) // SAMPLES_PER_TIMEOUT)
             again: EngineAnswer | None = call("again", key, arrays, repeats, timeout_s=longer)
