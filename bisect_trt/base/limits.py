@@ -85,7 +85,7 @@ LARGE = 256 << 20
 
 
 def free_bytes() -> int | None:
-    """The bytes that the system, the container and ulimit leave; None if none of them says."""
+    """The bytes that the system and the container leave; None if neither says."""
     free = []
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -103,7 +103,6 @@ def free_bytes() -> int | None:
         except (OSError, ValueError, KeyError):  # no container, or one without a limit ("max")
             continue
         free.append(max(0, limit - max(0, taken - cached)))
-    free += _ulimits_left()
     return min(free, default=None)
 
 
@@ -115,22 +114,6 @@ def room_bytes(counted: int) -> int | None:
     except (OSError, ValueError, IndexError):
         return free
     return None if free is None else free + min(pages * mmap.PAGESIZE, counted)
-
-
-def _ulimits_left() -> list[int]:
-    """The bytes that ``ulimit -v`` and ``ulimit -d`` leave."""
-    try:
-        import resource
-
-        pages = [int(n) for n in Path("/proc/self/statm").read_text(encoding="ascii").split()]
-        left = []
-        for kind, taken in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
-            limit = resource.getrlimit(kind)[0]
-            if limit != resource.RLIM_INFINITY:
-                left.append(max(0, limit - taken * resource.getpagesize()))
-    except (ImportError, OSError, ValueError, IndexError):
-        return []
-    return left
 
 
 def peak_bytes() -> int:

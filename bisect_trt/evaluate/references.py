@@ -123,13 +123,10 @@ class References:
             return  # a full disk costs another inference
         self._on_disk.add(digest)
 
-    def _read(self, digest: str) -> Arrays | None:
-        try:
-            with (self._folder / digest).open("rb") as file:
-                outputs: Arrays = pickle.load(file)
-                return outputs
-        except Exception:  # a damaged file costs another inference
-            return None
+    def _read(self, digest: str) -> Arrays:
+        with (self._folder / digest).open("rb") as file:
+            outputs: Arrays = pickle.load(file)
+            return outputs
 
 
 def _size(outputs: Arrays) -> int:

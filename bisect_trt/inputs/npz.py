@@ -127,38 +127,6 @@ def refuse_too_large(what: str, size: int) -> None:
         )
 
 
-def headers_of(path: Path, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a file's arrays by name, from their headers; empty if it cannot be read."""
-    try:
-        if not zipfile.is_zipfile(path):
-            with path.open("rb") as stream:
-                shape = _header(stream, path.stat().st_size)[1]
-                return {names[0]: shape} if len(names) == 1 else {}
-        shapes = {}
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                if not entry.is_dir():
-                    with archive.open(entry) as inner:
-                        name = entry.filename.removesuffix(_ENDING)
-                        shapes[name] = _header(inner, entry.file_size)[1]
-        return shapes
-    except Exception:  # reading the data says what is wrong
-        return {}
-
-
-def bytes_inside(path: Path) -> int:
-    """The bytes of a file's arrays, uncompressed.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return sum(entry.file_size for entry in archive.infolist())
-    except Exception:  # no archive, or a damaged one
-        return path.stat().st_size
-
-
 def _header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """The type and shape of an array whose file has ``size`` bytes.
 

@@ -50,7 +50,7 @@ from bisect_trt.search.reduce import Reduction, reduce
 from bisect_trt.settings import Settings
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import Context
-from bisect_trt.steps.memory_need import check_need, need_of, need_of_samples
+from bisect_trt.steps.memory_need import check_need, need_of
 
 # A run has its answer by then, and an engine of thousands of layers takes minutes to build.
 RUN_BUDGET_S = 30.0
@@ -211,11 +211,11 @@ def model_and_samples(settings: Settings, observer: Observer) -> tuple[Graph, li
     observer.step("load")
     model = load_model(settings.model)
     specs, graph = input_specs(model.proto), Graph(model.proto)
-    check_need(need_of(graph, settings, specs), model.name)
+    check_need(need_of(graph, settings), model.name)
     samples = load_samples(
         settings.inputs, specs, stacked=settings.stacked, infinite=settings.infinite
     )
-    check_need(need_of_samples(graph, settings, samples), model.name)
+    check_need(need_of(graph, settings, samples), model.name)
     return graph, samples
 
 

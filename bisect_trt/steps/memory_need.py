@@ -6,15 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from bisect_trt.base.errors import BadInputError, MachineError
+from bisect_trt.base.errors import MachineError
 from bisect_trt.base.limits import in_words, room_bytes, thread_count
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.inputs.files import find_files, is_loader
-from bisect_trt.inputs.npz import bytes_inside, headers_of
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.inputs import InputSpec
 from bisect_trt.model.save import held_size, weights_size
 from bisect_trt.model.shapes import inference_bytes, inference_work, live_bytes
 from bisect_trt.settings import Settings
@@ -100,20 +96,14 @@ class Need:
         if self.untold:
             held = f"activations of which shapes tell {in_words(self.activations)}, and more"
         weights = f"{in_words(self.weights)} of weights"
+        if not self.activations:  # no input is read yet
+            return f"about {in_words(self.bytes)} of memory ({weights}, before any input)"
         return f"about {in_words(self.bytes)} of memory ({weights}, {held})"
 
 
-def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Need:
-    """What a run of ``graph`` needs; of the inputs only headers are read."""
-    return _need(graph, settings, _told_shapes(settings, specs))
-
-
-def need_of_samples(graph: Graph, settings: Settings, samples: Sequence[Sample]) -> Need:
-    """As :func:`need_of`, of inputs that were read: not every file's header tells their shapes."""
-    return _need(graph, settings, [sample.shapes for sample in samples])
-
-
-def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
+def need_of(graph: Graph, settings: Settings, samples: Sequence[Sample] = ()) -> Need:
+    """What a run of ``graph`` needs; without ``samples`` what the weights alone need."""
+    shapes = (sample.shapes for sample in samples)
     largest = max(shapes, key=lambda each: sum(map(math.prod, each.values())), default=None)
     known = None if largest is None else inference_bytes(graph, largest)
     live = 0 if largest is None else live_bytes(graph, largest)
@@ -146,27 +136,3 @@ def check_need(need: Need, where: str) -> None:
     raise MachineError(
         f"{where}: this needs {need.sentence}, and may take {in_words(room)}: {what}"
     )
-
-
-def _told_shapes(settings: Settings, specs: Sequence[InputSpec]) -> list[Shapes]:
-    """The shapes of inputs, the largest of each source, as far as headers tell them."""
-    names = [spec.name for spec in specs]
-    found: list[Shapes] = []
-    for source in (*settings.inputs, *(s for s in settings.holdout if s != "none")):
-        if isinstance(source, Mapping):
-            found.append({str(n): tuple(a.shape) for n, a in source.items() if hasattr(a, "shape")})
-        elif isinstance(source, (str, Path)) and not is_loader(source):
-            found += _of_files(source, names, settings.stacked)
-    return found
-
-
-def _of_files(source: str | Path, names: Sequence[str], stacked: bool) -> list[Shapes]:
-    """Of the array file with the most bytes inside that ``source`` names."""
-    try:
-        files = [p for p in find_files([source]) if p.suffix in (".npy", ".npz")]
-        if not files:
-            return []
-        headers = headers_of(max(files, key=bytes_inside), names)
-    except (BadInputError, OSError):  # whoever reads it says what is wrong
-        return []
-    return [{n: (1, *shape[1:]) if stacked else shape for n, shape in headers.items()}]
