@@ -307,16 +307,23 @@ class Answers:
         payload = b"" if result.vector is None else result.vector.tobytes()
         return Row(self._sample_key(plan, sample), "evaluation", meta, payload)
 
-    def of_all(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> list[float] | None:
+    def of_all(
+        self, plan: PrecisionPlan, samples: Sequence[Sample], *, best: bool = False
+    ) -> list[float] | None:
         """The values of the collective metrics on ``samples``; None if not computed."""
-        entry = self._cache.recall(self._key_of_all(plan, samples))
+        entry = self._cache.recall(self._key_of_all(plan, samples, best=best))
         return None if entry is None else [float(v) for v in entry[0]]
 
     def row_of_all(
-        self, plan: PrecisionPlan, samples: Sequence[Sample], values: Sequence[float]
+        self,
+        plan: PrecisionPlan,
+        samples: Sequence[Sample],
+        values: Sequence[float],
+        *,
+        best: bool = False,
     ) -> Row:
         """The row that :meth:`of_all` reads."""
-        return Row(self._key_of_all(plan, samples), "together", list(values))
+        return Row(self._key_of_all(plan, samples, best=best), "together", list(values))
 
     def facts(self, plan: PrecisionPlan) -> dict[str, Any]:
         """The runner's facts about ``plan``; empty if it has none."""
@@ -330,5 +337,6 @@ class Answers:
     def _sample_key(self, plan: PrecisionPlan, sample: Sample) -> str:
         return self.key("evaluation", plan.digest, sample.digest)
 
-    def _key_of_all(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> str:
-        return self.key("together", plan.digest, *(s.digest for s in samples))
+    def _key_of_all(self, plan: PrecisionPlan, samples: Sequence[Sample], *, best: bool) -> str:
+        by = ["best runs"] if best else []
+        return self.key("together", *by, plan.digest, *(s.digest for s in samples))

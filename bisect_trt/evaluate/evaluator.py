@@ -132,10 +132,12 @@ class Execution:
         began, left = time.perf_counter(), len(samples)
         try:
             for sample, outputs in zip(samples, self._runner.outputs(plan, samples), strict=True):
-                result, worst = self._judged(sample, outputs, vectors)
+                result, worst, best = self._judged(sample, outputs, vectors)
                 spent = time.perf_counter() - began
                 if kept is not None:
                     kept[sample.digest] = worst
+                    if best is not None:
+                        kept[_best_of(sample)] = best
                 yield replace(result, seconds=spent)
                 left -= 1
                 if left:
@@ -161,8 +163,8 @@ class Execution:
 
     def _judged(
         self, sample: Sample, outputs: Arrays, vectors: bool
-    ) -> tuple[SampleResult, Arrays]:
-        """The result of the worst run, and its outputs."""
+    ) -> tuple[SampleResult, Arrays, Arrays | None]:
+        """The result of the worst run, its outputs, and those of the best run if it differs."""
         exact, requirements = self._reference(sample), self._criteria.requirements
         others = outputs.others if isinstance(outputs, Repeated) else ()
         answers = [outputs, *(answer for answer, _ in others)]
@@ -183,9 +185,13 @@ class Execution:
                 outputs.runs, differing, passed, *scores, apart, name, sample.name
             )
             result = replace(result, reproducibility=reproducibility)
-            if best != worst:
-                result = replace(result, best_values=judged[best].values)
-        return result, answers[worst]
+        if best == worst:
+            return result, answers[worst], None
+        return replace(result, best_values=judged[best].values), answers[worst], answers[best]
+
+
+def _best_of(sample: Sample) -> str:
+    return f"{sample.digest} best"
 
 
 def _size(judged: Judged) -> float:
@@ -350,10 +356,28 @@ class Evaluator:
                 yield of[0].name, results[0]
                 continue
             if values is None:
-                values = self._criteria.collective_values(of, results, kept)
-                rows.append(self._answers.row_of_all(plan, of, values))
+                values, more = self._collective(plan, of, results, kept)
+                rows += more
             score = self._criteria.score(results, values)
             yield some_of([s.name for s in of], 1), SampleResult.together(results, score)
+
+    def _collective(
+        self,
+        plan: PrecisionPlan,
+        samples: Sequence[Sample],
+        results: Sequence[SampleResult],
+        kept: dict[str, Arrays],
+    ) -> tuple[list[float], list[Row]]:
+        """The values of the metrics of all inputs, and the rows to cache."""
+        values = self._criteria.collective_values(samples, results, kept)
+        rows = [self._answers.row_of_all(plan, samples, values)]
+        if any(r.reproducibility is not None for r in results):
+            bests = {s.digest: kept[_best_of(s)] for s in samples if _best_of(s) in kept}
+            best = values
+            if bests:
+                best = self._criteria.collective_values(samples, results, {**kept, **bests})
+            rows.append(self._answers.row_of_all(plan, samples, best, best=True))
+        return values, rows
 
     def _logged(self, answer: SearchSetResult) -> Evaluation | None:
         """The log's entry of ``answer``, added if new; None if nothing was run."""
@@ -412,8 +436,7 @@ class Evaluator:
                     rows = []
                 self.on_inference(len(results), len(wanted))
             if collective:
-                values = self._criteria.collective_values(self._given, results, kept)
-                rows.append(self._answers.row_of_all(plan, self._given, values))
+                rows += self._collective(plan, self._given, results, kept)[1]
         finally:
             self._record(rows, plan)
         new = {s.digest: r for s, r in zip(wanted, results, strict=True)}
@@ -445,8 +468,8 @@ class Evaluator:
         if reproducibility is None or (score is None and reproducibility.reproducible):
             return evaluation
         best = [r.best_values or v for r, v in zip(results, values, strict=True)]
-        # A metric of all inputs is not computed for every choice of runs: the worst ones count.
-        best_score = requirements.together(best, criteria.share, collective)
+        best_collective = self._answers.of_all(plan, self._given, best=True) or collective
+        best_score = requirements.together(best, criteria.share, best_collective)
         if score is not None:  # otherwise each sample has its own
             reproducibility = reproducibility.of_set(best_score, evaluation.score)
         return replace(evaluation, best_score=best_score, reproducibility=reproducibility)

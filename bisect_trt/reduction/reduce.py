@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -46,7 +46,8 @@ from bisect_trt.runners.ort_cuda import OrtCudaRunner
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions, installed_module
 from bisect_trt.runners.tensorrt.runner import BuildOnlyRunner, TensorRTRunner
-from bisect_trt.search.reduce import Reduction, reduce
+from bisect_trt.search.find import find_pins
+from bisect_trt.search.minimise import one_minimal
 from bisect_trt.settings import Settings
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import Context
@@ -89,6 +90,98 @@ class Reduced:
     versions: Mapping[str, str] = field(default_factory=dict)  # versions of the engine
 
 
+Nodes = frozenset[str]
+
+Ask = Callable[[Nodes], Verdict]
+"""Gives PASS for a subgraph that is still bad; may raise BudgetSpentError to end the search."""
+
+
+@dataclass(frozen=True)
+class SubgraphEvaluation:
+    """The ``verdict`` on one subgraph, and the ``step`` that tried it."""
+
+    step: str
+    subgraph: Nodes
+    verdict: Verdict
+
+
+class SubgraphSearch:
+    """Searches the smallest part of a network that is still bad.
+
+    ``best``: its nodes; None if the whole is not bad. ``complete``: no node can be left out.
+    ``interrupted``: the user ended the search. ``evaluations``: each subgraph tried, in order.
+    """
+
+    # "Bad" need not be monotone: an output in the middle may break the very fusion that is wrong.
+    # So every step starts from a subgraph that was found to be bad.
+
+    def __init__(self, nodes: Sequence[str], ask: Ask) -> None:
+        self._nodes = list(nodes)
+        self._ask = ask
+        self._verdicts: dict[Nodes, Verdict] = {}
+        self._step = "the whole model"
+        self.best: Nodes | None = None
+        self.complete = self.interrupted = False
+        self.evaluations: list[SubgraphEvaluation] = []
+
+    def run(self) -> None:
+        """Run every step, until the budget is spent or the user ends it."""
+        try:
+            if self._is_bad(self._nodes):
+                self._run_steps()
+                self.complete = True
+        except BudgetSpentError:
+            pass
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The evaluations by step, each with the smallest bad size so far."""
+        steps: list[Step] = []
+        bad_sizes: list[int] = []
+        for name, evaluations in groupby(self.evaluations, lambda evaluation: evaluation.step):
+            tried = list(evaluations)
+            bad_sizes += [len(e.subgraph) for e in tried if e.verdict.passed]
+            steps.append(Step(name, len(tried), min(bad_sizes, default=0)))
+        return tuple(steps)
+
+    def _run_steps(self) -> None:
+        nodes = self._nodes
+        self._step = "outputs moved up"
+        nodes = nodes[: _fewest(len(nodes), lambda n: self._is_bad(nodes[:n]))]
+        self._step = "inputs moved down"
+        nodes = nodes[-_fewest(len(nodes), lambda n: self._is_bad(nodes[-n:])) :]
+        self._step = "nodes left out"
+        if len(nodes) > 1:
+            find_pins(nodes, self._verdict)
+        self._step = "each node left out"
+        smallest = self.best or frozenset()
+        one_minimal([n for n in self._nodes if n in smallest], self._verdict, lambda v: v.passed)
+
+    def _is_bad(self, kept: Sequence[str]) -> bool:
+        return self._verdict(frozenset(kept)).passed
+
+    def _verdict(self, kept: Nodes) -> Verdict:
+        if not kept:
+            return Verdict.FAIL  # an empty model is not bad
+        if kept not in self._verdicts:
+            verdict = self._verdicts[kept] = self._ask(kept)
+            self.evaluations.append(SubgraphEvaluation(self._step, kept, verdict))
+            if verdict.passed and (self.best is None or len(kept) < len(self.best)):
+                self.best = kept
+        return self._verdicts[kept]
+
+
+def _fewest(length: int, is_bad: Callable[[int], bool]) -> int:
+    """The smallest bad number by bisection, given that ``length`` is bad."""
+    low, high = 0, length
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_bad(middle) else (middle, high)
+    return high
+
+
 def reduce_subgraph(
     graph: Graph, sample: Sample, trials: Trials, observer: Observer
 ) -> Reduced | Observation:
@@ -105,25 +198,11 @@ def reduce_subgraph(
         if whole.suspect is None:
             return whole
         observer.step("reduce")
-        tried = 0
-
-        def ask(subgraph: frozenset[str]) -> Verdict:
-            nonlocal tried
-            if subgraph == specimens.whole:
-                return Verdict.PASS  # it was tried above
-            try:
-                verdict = trials.ask(specimens.of(subgraph))
-            except (RunnerFailedError, MachineError):  # this subgraph cannot be cut out or run
-                return Verdict.UNSURE
-            tried += 1
-            word = {Verdict.PASS: "still bad", Verdict.FAIL: "not bad"}.get(verdict, verdict)
-            observer.progress(tried, 0, f"{len(subgraph)} nodes: {word}")
-            return verdict
-
-        found = reduce(specimens.nodes, ask)
-        subgraph = found.subgraph or specimens.whole
-        specimen, seen = specimens.of(subgraph), trials.observations[subgraph]
-        interrupted = found.interrupted
+        search = SubgraphSearch(specimens.nodes, _asked_of(specimens, trials, observer))
+        search.run()
+        nodes = search.best or specimens.whole
+        specimen, seen = specimens.of(nodes), trials.observations[nodes]
+        interrupted = search.interrupted
         if not interrupted:
             observer.step("the subgraph")
             try:  # the subgraph is found; an error here only costs its figures
@@ -131,25 +210,44 @@ def reduce_subgraph(
                     seen = trials.figures(specimen)
             except KeyboardInterrupt:
                 interrupted = True
-        return Reduced(
-            suspect=seen.suspect or whole.suspect,
-            precision=trials.precision,
-            explained=trials.explained,
-            model=to_typed(specimen.model, PrecisionPlan(trials.precision)),
-            sample=specimen.sample,
-            expected=specimen.expected,
-            nodes=specimens.operators(subgraph),
-            of=len(specimens.nodes),
-            whole=whole,
-            seen=seen,
-            steps=_steps(found),
-            complete=found.complete,
-            always=all(e.verdict in (Verdict.PASS, Verdict.UNSURE) for e in found.evaluations),
-            builds=trials.budget.spent,
-            seconds=time.perf_counter() - began,
-            interrupted=interrupted,
-            versions=trials.versions,
-        )
+    unclear = (Verdict.PASS, Verdict.UNSURE)
+    return Reduced(
+        suspect=seen.suspect or whole.suspect,
+        precision=trials.precision,
+        explained=trials.explained,
+        model=to_typed(specimen.model, PrecisionPlan(trials.precision)),
+        sample=specimen.sample,
+        expected=specimen.expected,
+        nodes=specimens.operators(nodes),
+        of=len(specimens.nodes),
+        whole=whole,
+        seen=seen,
+        steps=search.steps,
+        complete=search.complete,
+        always=all(e.verdict in unclear for e in search.evaluations),
+        builds=trials.budget.spent,
+        seconds=time.perf_counter() - began,
+        interrupted=interrupted,
+        versions=trials.versions,
+    )
+
+
+def _asked_of(specimens: Specimens, trials: Trials, observer: Observer) -> Ask:
+    """The search's questions, answered by ``trials``."""
+    numbers = count(1)
+
+    def ask(nodes: Nodes) -> Verdict:
+        if nodes == specimens.whole:
+            return Verdict.PASS  # it was tried before the search
+        try:
+            verdict = trials.ask(specimens.of(nodes))
+        except (RunnerFailedError, MachineError):  # this subgraph cannot be cut out or run
+            return Verdict.UNSURE
+        word = {Verdict.PASS: "still bad", Verdict.FAIL: "not bad"}.get(verdict, verdict)
+        observer.progress(next(numbers), 0, f"{len(nodes)} nodes: {word}")
+        return verdict
+
+    return ask
 
 
 def _try_whole(specimens: Specimens, trials: Trials, sample: Sample) -> Observation:
@@ -163,17 +261,6 @@ def _try_whole(specimens: Specimens, trials: Trials, sample: Sample) -> Observat
             f"{sample.name}: not even the whole model can be tried on it, and no input before "
             "it showed it bad: raise --max-builds or --budget"
         ) from None
-
-
-def _steps(found: Reduction) -> tuple[Step, ...]:
-    """Groups the evaluations by step, each with the smallest bad size so far."""
-    steps: list[Step] = []
-    bad_sizes: list[int] = []
-    for name, evaluations in groupby(found.evaluations, lambda evaluation: evaluation.step):
-        tried = list(evaluations)
-        bad_sizes += [len(e.subgraph) for e in tried if e.verdict.passed]
-        steps.append(Step(name, len(tried), min(bad_sizes, default=0)))
-    return tuple(steps)
 
 
 def reduce_model(
@@ -283,7 +370,7 @@ def tensorrt_trials(
 
 
 def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> OpenRunner:
-    """Returns a function that open_runner TensorRT in a fresh process and repeats each sample."""
+    """Returns a function that opens TensorRT in a fresh process and repeats each sample."""
 
     def hire(target: str, arguments: Mapping[str, Any]) -> WorkerPool:
         # The pool tries again after a crash: only a repeated crash counts as the engine's answer.

@@ -12,16 +12,103 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.base.interrupt import BudgetSpentError
+from bisect_trt.base.outcomes import Verdict
 from bisect_trt.search.minimise import one_minimal
-from bisect_trt.search.oracle import Oracle, PinSearch, Probe, ProbeFunction
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One evaluation: its number (from 0), the pinned set, the outcome."""
+
+    index: int
+    pinned: frozenset[str]
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class PinSearch:
+    """The result of a search.
+
+    ``pinned``: the smallest set that passed, or all layers.
+    ``feasible``: pinning everything passes.
+    ``complete``: the budget did not end the search.
+    ``probes``: the evaluations in order. ``rounds``: the rounds of parallel ones.
+    ``certificate``: by pin, the evaluation that failed without it; of every pin if ``complete``.
+    """
+
+    pinned: frozenset[str]
+    feasible: bool
+    complete: bool
+    probes: tuple[Probe, ...] = ()
+    certificate: Mapping[str, Probe] = field(default_factory=dict)
+    rounds: int = 0
+
+
+ProbeFunction = Callable[[frozenset[str]], Verdict]
+
+
+class Oracle:
+    """Evaluates sets, each once, and keeps the budget and the order."""
+
+    def __init__(
+        self, probe: ProbeFunction, workers: int = 1, max_probes: int | None = None
+    ) -> None:
+        self._probe = probe
+        self.workers = max(1, workers)
+        self._max = max_probes
+        self._pool = ThreadPoolExecutor(self.workers) if self.workers > 1 else None
+        self.evaluated: dict[frozenset[str], Probe] = {}
+        self.rounds = 0
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """The evaluations in order."""
+        return tuple(self.evaluated.values())
+
+    def ask(self, wanted: Sequence[frozenset[str]]) -> Probe:
+        """The evaluation of ``wanted[0]``; the others may be evaluated beside it.
+
+        Raises:
+            BudgetSpentError: no evaluation is left.
+        """
+        if wanted[0] not in self.evaluated:
+            self.run(wanted)
+        return self.evaluated[wanted[0]]
+
+    def run(self, wanted: Sequence[frozenset[str]]) -> None:
+        """Evaluate the first new ones of ``wanted``, one for each worker.
+
+        Raises:
+            BudgetSpentError: no evaluation is left.
+        """
+        new = [w for w in dict.fromkeys(wanted) if w not in self.evaluated][: self.workers]
+        if not new:
+            return
+        if self._max is not None:
+            if len(self.evaluated) >= self._max:
+                raise BudgetSpentError
+            new = new[: self._max - len(self.evaluated)]
+        verdicts = (
+            [self._probe(new[0])] if self._pool is None else list(self._pool.map(self._probe, new))
+        )
+        for pinned, verdict in zip(new, verdicts, strict=False):
+            self.evaluated[pinned] = Probe(len(self.evaluated), pinned, Verdict(verdict))
+        self.rounds += 1
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
 
 _LEANS = {4.0: 0.5, 16.0: 1.0, 32.0: 2.0, 64.0: 5.0, 128.0: 5.0}
 _HOSTILE_LEANS = {4.0: 0.1, 16.0: 0.1}
@@ -323,8 +410,8 @@ class _Search:
         """Decide all layers of ``pools``, a round of evaluations at a time."""
         while True:
             for pool in pools:
-                while not pool.at.done and (pins := pool.pins(pool.at)) in self._oracle.known:
-                    probe = self._oracle.known[pins]
+                while not pool.at.done and (pins := pool.pins(pool.at)) in self._oracle.evaluated:
+                    probe = self._oracle.evaluated[pins]
                     if probe.verdict.passed and len(pins) <= len(self._best):
                         self._best = pins
                     pool.learn(probe)
