@@ -44,10 +44,6 @@ class Observer:
         """Something the user should know now."""
 
 
-_SEARCH_SHARE = 0.75
-"""The part of the budget that the search may spend; the rest is for validation."""
-
-
 class TimeBudget:
     """The time that is left, counted from now on; without ``minutes`` it is unlimited.
 
@@ -59,7 +55,7 @@ class TimeBudget:
         self.endings = 0
         self._began = time.monotonic()
         self._all_s = math.inf if minutes is None else 60.0 * minutes
-        self._share = _SEARCH_SHARE
+        self._share = 0.75  # what the search may spend; the rest is for validation
 
     def keep(self, seconds: float) -> None:
         """Reserve ``seconds``, at most an eighth of the budget, for writing after the last test."""

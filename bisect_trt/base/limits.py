@@ -1,4 +1,4 @@
-"""What the machine has: cores, memory and threads."""
+"""What the machine has: cores and memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ import math
 import mmap
 import os
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from itertools import chain, islice, product
+from itertools import product
 from pathlib import Path
-from typing import TypeVar
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
@@ -154,52 +150,3 @@ def in_words(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count} bytes"
-
-
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
-
-
-def in_order(
-    work: Callable[[Item], Answer], items: Iterable[Item], threads: int | None = None
-) -> Iterator[Answer]:
-    """The answer of each of ``items`` in order, computed on :func:`thread_count` threads."""
-    stream = iter(items)
-    first = list(islice(stream, 2))
-    most = thread_count(threads)
-    if len(first) < 2 or most == 1:
-        yield from map(work, chain(first, stream))
-        return
-    pool = ThreadPoolExecutor(most, "bisect-trt")
-    try:
-        yield from on_pool(pool, most, work, chain(first, stream), lambda _: most)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def on_pool(
-    pool: ThreadPoolExecutor,
-    most: int,
-    work: Callable[[Item], Answer],
-    items: Iterable[Item],
-    at_once: Callable[[Item], int],
-) -> Iterator[Answer]:
-    """The answer of each of ``items`` in order; closing the iterator cancels the rest.
-
-    At most ``most`` run at a time, or fewer from an item on whose ``at_once`` is smaller.
-    """
-    waiting: deque[Future[Answer]] = deque()
-    fit = most
-    try:
-        for item in items:
-            fit = min(fit, at_once(item))
-            while waiting and fit < most and len(waiting) >= fit:
-                yield waiting.popleft().result()
-            waiting.append(pool.submit(work, item))
-            if len(waiting) > most:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()

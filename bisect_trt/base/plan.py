@@ -30,7 +30,9 @@ class Movers:
         """``pinned`` with the movers between two pinned layers."""
         if not pinned or not self.sources:
             return pinned
-        exact: dict[str, bool] = {}  # movers of FP32 values: whether a pinned layer gives them
+        # In network order, sources come first: which movers have FP32 values only, and whether a
+        # pinned layer gives them. Then backwards: which of them a pinned layer reads.
+        exact: dict[str, bool] = {}
         for name, sources in self.sources.items():
             if all(s in exact or s in pinned or s == EXACT for s in sources):
                 exact[name] = any(s in pinned or exact.get(s, False) for s in sources)

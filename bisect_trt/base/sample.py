@@ -50,6 +50,7 @@ class Sample:
             array = self.arrays[name]
             shapes[name], nbytes = tuple(array.shape), nbytes + int(array.nbytes)
             digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+            # Hashed in place: tobytes() copies.
             whole = array if array.flags.c_contiguous else array.copy()
             digest.update(whole.view("u1").data if whole.ndim and whole.size else whole.tobytes())
         return digest.hexdigest(), shapes, nbytes

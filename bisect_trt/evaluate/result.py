@@ -140,7 +140,7 @@ class Evaluation:
             return Evaluation(
                 plan, runner, verdict, score, {}, {}, seconds, note, on=on, worst_on=worst_on
             )
-        worst = max(samples, key=_badness)  # of those that are left
+        worst = max(samples, key=_badness)  # without the broken ones
         outputs = list(samples[0].errors)
         return Evaluation(
             plan,

@@ -32,6 +32,7 @@ ENDINGS = (".npz", ".npy", ".json")
 _END = object()
 """What ``next`` gives at the end, as the user's generator may yield None."""
 
+# A name with a colon that exists is a file, whatever it looks like.
 _LOADER = re.compile(r"^[^*?\[\]]+:[A-Za-z_]\w*$")
 
 

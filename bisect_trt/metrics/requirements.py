@@ -193,7 +193,7 @@ class Requirement:
             return fraction(value, self.limit)
         if self.metric == "cosine" or is_decision(self.metric):
             return fraction(1.0 - value, 1.0 - self.limit)
-        # Decibels.
+        # Decibels: 20 of them are a factor of 10 in the error.
         return min(float(10.0 ** min((self.limit - value) / 20.0, 9.0)), MAX_SCORE)
 
 

@@ -145,6 +145,7 @@ def make_hypotheses(n: int, *, informed: bool) -> Hypotheses:
     hazards, priors = [], []
     for shape, weight in zip(shapes, weights, strict=True):
         for count in counts:
+            # Inside 0 to 1, as logarithms of both sides are taken.
             hazards.append(np.clip(count * shape / n, 1e-12, 0.9))
             # Culprits are few. The power was tuned on synthetic culprits.
             priors.append(weight / count**0.8)
@@ -451,16 +452,6 @@ class _Search:
         )
 
 
-FEW_SHARE = 0.15
-"""The share of layers up to which culprits are few: a transformer's LayerNorms are fewer."""
-
-DIFFUSE_SHARE = 1.0 / 3.0
-"""The share of layers from which on the blame is spread."""
-
-DIFFUSE_PINS = 8
-"""Fewer pins are never called diffuse, however small the model."""
-
-
 class Regime(StrEnum):
     """Whether few layers are to blame, or many share the blame."""
 
@@ -470,9 +461,10 @@ class Regime(StrEnum):
 
 def regime_of(pins: int, layers: int) -> Regime | None:
     """The regime by the share of ``layers`` that is pinned; None between the two."""
-    if pins <= FEW_SHARE * layers:
+    if pins <= 0.15 * layers:  # a transformer's LayerNorms are fewer
         return Regime.FEW_CULPRITS
-    return Regime.DIFFUSE if pins >= max(DIFFUSE_PINS, DIFFUSE_SHARE * layers) else None
+    # Fewer than eight pins are few, however small the model.
+    return Regime.DIFFUSE if pins >= max(8, layers / 3.0) else None
 
 
 def ranking_auc(suspicion: Mapping[str, float], pinned: Sequence[str]) -> float:
