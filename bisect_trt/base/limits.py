@@ -74,7 +74,7 @@ _MEMORY_FILES = (
     ("memory.max", "memory.current", ""),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""Of cgroups 2 and 1: the limit, the usage, and the prefix of the names in memory.stat."""
+"""Files of cgroup versions 2 and 1: the limit, the usage, and memory.stat's prefix of names."""
 
 LARGE = 256 << 20
 """Bytes of weights or activations from which on another copy matters."""

@@ -108,7 +108,7 @@ def users_code(what: str) -> Iterator[None]:
     """
     here = os.getcwd()
     with contextlib.redirect_stdout(sys.stderr):
-        sys.path.insert(0, here)
+        sys.path.insert(0, here)  # a console script's path lacks the current folder
         try:
             yield
         except BadInputError:

@@ -133,6 +133,7 @@ class Cache:
                 self._roll_back()  # Ctrl-C may have left one open
                 try:
                     self._database.execute("BEGIN")
+                    # What timed out is replaced once it was given more time.
                     self._database.executemany(
                         "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", written
                     )

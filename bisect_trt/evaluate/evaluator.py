@@ -122,11 +122,7 @@ class Execution:
         vectors: bool,
         kept: dict[str, Arrays] | None,
     ) -> Iterator[SampleResult]:
-        """The samples' results up to and including the first on which the runner fails.
-
-        Raises:
-            MachineError: the machine ran out of memory, disk or processes.
-        """
+        """The samples' results up to and including the first on which the runner fails."""
         self._before_each()
         self._criteria.references.make_ready(samples, self._before_each)
         began, left = time.perf_counter(), len(samples)
@@ -151,11 +147,7 @@ class Execution:
             yield SampleResult(error.verdict, math.inf, (), {}, spent, note)
 
     def _reference(self, sample: Sample) -> Arrays:
-        """The reference outputs.
-
-        Raises:
-            BadInputError: the original model cannot be run on ``sample``.
-        """
+        """The reference outputs; BadInputError if the original model cannot be run."""
         try:
             return self._criteria.references.of(sample)
         except RunnerFailedError as error:

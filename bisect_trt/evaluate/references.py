@@ -60,6 +60,7 @@ class References:
                 self._outputs.move_to_end(digest)
                 return self._outputs[digest]
             outputs = self._read(digest) if digest in self._on_disk else None
+        # Without the lock, as an inference takes long and others need what is kept.
         if outputs is None:
             for_copied = self._for_copied if sample.copied else None
             outputs = (for_copied or self._reference.outputs)(sample)

@@ -66,7 +66,7 @@ class SampleResult:
 
 
 def _badness(sample: SampleResult) -> tuple[float, bool]:
-    # Of infinite scores, NaN and infinities come before plans that were not run.
+    # All are infinite: NaN and infinities come before plans that were not run.
     return sample.score, sample.verdict is Verdict.NON_FINITE
 
 

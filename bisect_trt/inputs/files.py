@@ -176,11 +176,7 @@ def _from_stacked(
 
 
 def _stacked(path: Path, arrays: Arrays) -> int:
-    """The number of samples along the first axes.
-
-    Raises:
-        BadInputError: the axes differ, or there is none.
-    """
+    """The number of samples along the first axes."""
     counts = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
     if len(counts) != 1 or counts == {0}:
         raise BadInputError(

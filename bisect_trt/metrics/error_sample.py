@@ -93,6 +93,7 @@ def _worst_places(
             with np.errstate(invalid="ignore", over="ignore"):
                 error = np.abs(given[part].astype(np.float64) - ref)
                 used = np.nan_to_num(error / tolerance(ref, places), nan=0.0)
+        # Only the worst of all blocks so far are kept.
         worst, largest = np.concatenate([worst, places]), np.concatenate([largest, used])
         kept = np.argpartition(-largest, min(count, largest.size) - 1)[:count]
         worst, largest = worst[kept], largest[kept]

@@ -125,7 +125,7 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
     spread = (high - low) or max(abs(high), abs(low))
     rmse = math.sqrt(sums.squares / max(sums.count, 1))
     norms = math.sqrt(sums.reference) * math.sqrt(sums.candidate)
-    # Of equal tensors the quotient is a last bit off 1, and of zeros undefined.
+    # The quotient of equal tensors is a last bit off 1, and that of zeros is undefined.
     cosine = 1.0 if sums.worst == 0.0 else 0.0
     if norms and sums.worst > 0.0:
         cosine = float(np.clip(sums.product / norms, -1.0, 1.0))

@@ -280,7 +280,8 @@ class Requirements:
                 and name not in self.rows
             )
         }
-        if broken and None not in bounded and not broken <= bounded:  # no condition would tell
+        # NaN in an output without a condition means that the plan cannot be used either.
+        if broken and None not in bounded and not broken <= bounded:
             return Judged(math.inf, (math.nan,) * len(self.items), errors)
         worst, values = math.inf if broken else 0.0, []
         for item in self.items:

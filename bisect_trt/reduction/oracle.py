@@ -151,7 +151,7 @@ class Specimens:
         except KeyError as error:  # an ONNX type that NumPy's files do not know
             raise RunnerFailedError(f"the subgraph cannot be written ({error})") from error
         expected = outputs_of(model, inputs, self._sample.name, self._threads)
-        if subgraph != self.whole:
+        if subgraph != self.whole:  # the model keeps what it declares
             declare_shapes(model, expected)
         return Specimen(subgraph, model, Sample(self._sample.name, inputs), expected)
 
@@ -464,7 +464,7 @@ class CheckTrials:
             ) from None
         finally:
             if child.poll() is None:
-                with suppress(OSError):
+                with suppress(OSError):  # with its children, such as an engine's builder
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
 

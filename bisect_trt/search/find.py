@@ -141,6 +141,7 @@ def make_hypotheses(n: int, *, informed: bool) -> Hypotheses:
         shapes += [a * u ** (a - 1.0) for a in _LEANS]
         shapes += [a * (1.0 - u) ** (a - 1.0) for a in _HOSTILE_LEANS]
         weights += [*_LEANS.values(), *_HOSTILE_LEANS.values()]
+    # 1, 2, 4 ... culprits.
     counts = 2.0 ** np.arange(0.0, max(np.log2(max(n, 2)), 1.0))
     hazards, priors = [], []
     for shape, weight in zip(shapes, weights, strict=True):
@@ -183,6 +184,7 @@ class Belief:
         survives = np.exp(s[:, stop] - s[:, start])
         if fails_at is None:
             return float(weight @ survives)
+        # The group passes, and the rest up to ``fails_at`` does not: over the latter's probability.
         all_survive = np.exp(s[:, fails_at] - s[:, start])
         denominator = float(weight @ (1.0 - all_survive))
         return float(weight @ (survives - all_survive)) / denominator if denominator > 0.0 else 0.5
@@ -207,6 +209,7 @@ class Belief:
 
     def _weighed(self, log_likelihood: NDArray[np.float64]) -> Belief:
         weight = self.log_weight + log_likelihood
+        # Normalised from the largest on, since exp() of very negative weights is 0.
         top = float(weight.max())
         return Belief(self.hypotheses, weight - (top + np.log(np.exp(weight - top).sum())))
 
