@@ -399,9 +399,7 @@ def _opened(
     pool = open_emulator_pool(problem, emulator, device)
     if pool is not None:
         opened.enter_context(closing(pool))
-    # Copies are asked for again where the plan shall hold beyond the given inputs.
-    lasting = not settings.fitted
-    references = References(problem.reference, folder / "references.tmp", lasting=lasting)
+    references = References(problem.reference, folder / "references.tmp")
     opened.enter_context(closing(references))
     check_parts(problem, references)
     problem, of_scales = with_scales(problem, references, cache)
