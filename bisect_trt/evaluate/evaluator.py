@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from threading import RLock
@@ -30,6 +29,7 @@ from bisect_trt.metrics.error_sample import ErrorSample
 from bisect_trt.metrics.errors import farthest_apart
 from bisect_trt.metrics.requirements import Judged, Requirements
 from bisect_trt.runners.base import Patient, Repeated, Restartable, Runner
+from bisect_trt.runners.concurrency import side_by_side
 
 _CHUNK_SAMPLES = 64
 """Samples that are prepared, run and written together: what an interrupted run may lose."""
@@ -245,9 +245,8 @@ class Evaluator:
 
     def knows(self, plan: PrecisionPlan) -> bool:
         """Whether ``plan`` was run on all given samples."""
-        given = {s.digest for s in self._given}
         with self._lock:
-            return plan in self.done or len(self._recall(plan)) == len(given)
+            return plan in self.done or len(self._recall(plan)) == len(self._given)
 
     def evaluate(self, plan: PrecisionPlan) -> Evaluation:
         """The result of ``plan`` on the given samples, from the cache or newly executed."""
@@ -261,11 +260,12 @@ class Evaluator:
                 if plan in self.done:
                     continue
                 results = self._recall(plan)
-                if len(results) == len({s.digest for s in self._given}):
+                if len(results) == len(self._given):
                     self._note(self._together(plan, results))
                 else:
                     missing.append((plan, results))
-        for plan, results in self._complete_all(missing):
+        completed = side_by_side(lambda m: self._complete(*m), missing, lambda _: self.workers)
+        for plan, results in completed:
             with self._lock:
                 self.new_evaluations += plan not in self.plans
                 self._note(self._together(plan, results))
@@ -393,14 +393,6 @@ class Evaluator:
                 for sample in samples:
                     self.before_each()
                     self._criteria.error_sample(sample)
-
-    def _complete_all(
-        self, missing: Sequence[tuple[PrecisionPlan, dict[str, SampleResult]]]
-    ) -> list[tuple[PrecisionPlan, dict[str, SampleResult]]]:
-        if len(missing) > 1 and self.workers > 1:
-            with ThreadPoolExecutor(self.workers) as pool:
-                return list(pool.map(lambda m: self._complete(*m), missing))
-        return [self._complete(*m) for m in missing]
 
     def _complete(
         self, plan: PrecisionPlan, cached: dict[str, SampleResult]
