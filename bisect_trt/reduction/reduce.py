@@ -37,6 +37,7 @@ from bisect_trt.reduction.oracle import (
     EngineTrials,
     Observation,
     OpenRunner,
+    Specimen,
     Specimens,
     Suspect,
     Trials,
@@ -198,18 +199,13 @@ def reduce_subgraph(
         if whole.suspect is None:
             return whole
         observer.step("reduce")
-        search = SubgraphSearch(specimens.nodes, _asked_of(specimens, trials, observer))
+        search = SubgraphSearch(specimens.nodes, _question(specimens, trials, observer))
         search.run()
-        nodes = search.best or specimens.whole
-        specimen, seen = specimens.of(nodes), trials.observations[nodes]
-        interrupted = search.interrupted
+        specimen = specimens.of(search.best or specimens.whole)
+        seen, interrupted = trials.observations[specimen.subgraph], search.interrupted
         if not interrupted:
             observer.step("the subgraph")
-            try:  # the subgraph is found; an error here only costs its figures
-                with suppress(BudgetSpentError, MachineError):
-                    seen = trials.figures(specimen)
-            except KeyboardInterrupt:
-                interrupted = True
+            seen, interrupted = _figures(specimen, trials)
     unclear = (Verdict.PASS, Verdict.UNSURE)
     return Reduced(
         suspect=seen.suspect or whole.suspect,
@@ -218,7 +214,7 @@ def reduce_subgraph(
         model=to_typed(specimen.model, PrecisionPlan(trials.precision)),
         sample=specimen.sample,
         expected=specimen.expected,
-        nodes=specimens.operators(nodes),
+        nodes=specimens.operators(specimen.subgraph),
         of=len(specimens.nodes),
         whole=whole,
         seen=seen,
@@ -232,8 +228,20 @@ def reduce_subgraph(
     )
 
 
-def _asked_of(specimens: Specimens, trials: Trials, observer: Observer) -> Ask:
-    """The search's questions, answered by ``trials``."""
+def _figures(specimen: Specimen, trials: Trials) -> tuple[Observation, bool]:
+    """The subgraph's results in all processes, and whether the user ended them."""
+    seen = trials.observations[specimen.subgraph]
+    # The subgraph is found; an error here only costs its figures.
+    try:
+        with suppress(BudgetSpentError, MachineError):
+            seen = trials.figures(specimen)
+    except KeyboardInterrupt:
+        return seen, True
+    return seen, False
+
+
+def _question(specimens: Specimens, trials: Trials, observer: Observer) -> Ask:
+    """The function that answers the search's questions by ``trials``."""
     numbers = count(1)
 
     def ask(nodes: Nodes) -> Verdict:
