@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.base.limits import at_most, thread_count
+from bisect_trt.base.limits import thread_count
 from bisect_trt.base.plan import Precision
 
 Feed = Mapping[str, NDArray[Any]]
@@ -445,11 +445,11 @@ Answer = TypeVar("Answer")
 def within_threads(
     job: Callable[Concatenate[Settings, More], Answer],
 ) -> Callable[Concatenate[Settings, More], Answer]:
-    """Limits the thread pools of ``job`` to ``--threads``, else to the process' CPUs."""
+    """Limits NumPy's thread pools in ``job`` to ``--threads``, else to the process' CPUs."""
 
     @wraps(job)
     def limited(settings: Settings, /, *rest: More.args, **named: More.kwargs) -> Answer:
-        with at_most(settings.threads), threadpool_limits(thread_count(), "blas"):
+        with threadpool_limits(thread_count(settings.threads), "blas"):
             return job(settings, *rest, **named)
 
     return limited

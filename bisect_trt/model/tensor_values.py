@@ -17,7 +17,6 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.base.errors import BadInputError, MachineError, is_out_of_memory
-from bisect_trt.base.limits import in_order
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.arrays import BLOCK, flat, slices
 from bisect_trt.metrics.rounding import rounded, to_storage
@@ -178,15 +177,11 @@ def element_type(tensor: TensorProto) -> np.dtype[Any]:
 def rounded_values(
     exact: NDArray[np.float32], precision: Precision, dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """``exact`` rounded on several threads, in blocks to bound the memory for intermediates."""
+    """``exact`` rounded in blocks, to bound the memory for intermediates."""
     found = np.empty(exact.shape, dtype)
     source, target = flat(exact), flat(found)
-
-    def fill(part: slice) -> None:
+    for part in slices(source.size, BLOCK // 4):
         target[part] = _rounded(source[part], precision, dtype)
-
-    for _ in in_order(fill, slices(source.size, BLOCK // 4)):
-        pass
     return found
 
 

@@ -280,7 +280,7 @@ def _result(
         ranked=answer.ranked,
         given_share=settings.share_of_given,
         budget_minutes=settings.budget,
-        threads=thread_count(),
+        threads=thread_count(problem.settings.threads),
         out_of_time=state.out_of_time,
         interrupted=state.interrupted,
         command=_command(state, run_statistics),

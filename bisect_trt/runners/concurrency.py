@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from _thread import interrupt_main
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from threading import Lock, Timer
 from typing import Protocol, TypeVar, runtime_checkable
 
-from bisect_trt.base.limits import LARGE, on_pool, thread_count
+from bisect_trt.base.limits import LARGE, thread_count
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.save import weights_size
@@ -37,7 +38,7 @@ class Headroom:
         size = inference_bytes(self._graph, self._largest)
         if size is None:
             return 1
-        return max(1, min(self._threads or thread_count(), HEADROOM_BYTES // max(1, size)))
+        return max(1, min(thread_count(self._threads), HEADROOM_BYTES // max(1, size)))
 
 
 def _elementwise_max(one: Shapes, other: Shapes) -> Shapes:
@@ -63,7 +64,7 @@ def side_by_side(
         # A pool of its own: ``work`` may use the shared one, and would wait for itself.
         pool = ThreadPoolExecutor(threads)
         try:
-            yield from on_pool(pool, threads, work, chain([first], stream), at_once)
+            yield from _on_pool(pool, threads, work, chain([first], stream), at_once)
         except GeneratorExit:
             _shut_down_abandoned(pool)
             raise
@@ -73,6 +74,34 @@ def side_by_side(
         pool.shutdown()
     if failed:
         raise failed[0]
+
+
+def _on_pool(
+    pool: ThreadPoolExecutor,
+    most: int,
+    work: Callable[[Item], Answer],
+    items: Iterable[Item],
+    at_once: Callable[[Item], int],
+) -> Iterator[Answer]:
+    """The answer of each of ``items`` in order; closing the iterator cancels the rest.
+
+    At most ``most`` run at a time, or fewer from an item on whose ``at_once`` is smaller.
+    """
+    waiting: deque[Future[Answer]] = deque()
+    fit = most
+    try:
+        for item in items:
+            fit = min(fit, at_once(item))
+            while waiting and fit < most and len(waiting) >= fit:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def _shut_down_abandoned(pool: ThreadPoolExecutor) -> None:

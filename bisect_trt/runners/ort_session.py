@@ -126,7 +126,7 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     # The default ignores CPU quotas, and pins threads to cores that other processes use.
-    options.intra_op_num_threads = threads or thread_count()
+    options.intra_op_num_threads = thread_count(threads)
     options.inter_op_num_threads = 1  # nodes run one after the other
     # Spinning threads would take the time of other busy processes.
     for pool in ("intra_op", "inter_op"):
@@ -145,6 +145,7 @@ def reference_session(
     shares_weights: bool = False,
     constants: RoundedConstants | None = None,
     without: Sequence[str] = (),
+    threads: int = 0,
 ) -> ort.InferenceSession:
     """Opens a session over a whole model, with ONNX Runtime's default optimisations.
 
@@ -152,7 +153,7 @@ def reference_session(
         BadInputError: ONNX Runtime cannot load the model.
         MachineError: there is not enough memory.
     """
-    options = session_options()
+    options = session_options(threads)
     # Fusions of quantised operators change the outputs by far more than FP32 rounding.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     if shares_weights:  # prepacking copies weights too
@@ -173,7 +174,7 @@ def reference_session(
 def node_session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSession:
     """Opens a session over one node and its roundings, exactly as written."""
     # Each session owns its threads, there may be thousands, and one node feeds 8 at most.
-    options = session_options(threads or min(thread_count(), 8))
+    options = session_options(min(thread_count(threads), 8))
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return opened(model, options)
 

@@ -18,7 +18,7 @@ from bisect_trt.base.errors import (
     one_line,
 )
 from bisect_trt.base.interrupt import STOPPING
-from bisect_trt.base.limits import thread_count
+from bisect_trt.base.limits import usable_cores
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.runners.process import POLL_INTERVAL_S, Served, must_end
 
@@ -115,7 +115,7 @@ def _connect(ray: Any, address: str, cpus: int) -> None:
     where: dict[str, Any] = {"address": address}
     if address == LOCAL:
         # All cores: a run may have emulators beside its engines.
-        where = {"num_cpus": max(cpus, thread_count()), "include_dashboard": False}
+        where = {"num_cpus": max(cpus, usable_cores()), "include_dashboard": False}
     elif address != "auto":
         _check_reachable(address)
     try:

@@ -33,16 +33,17 @@ class Reference:
         BadInputError: ONNX Runtime cannot load the model.
     """
 
-    def __init__(self, graph: Graph, where: str = "model") -> None:
+    def __init__(self, graph: Graph, where: str = "model", threads: int = 0) -> None:
         self._graph = graph
         self._where = where
+        self._threads = threads
         self._decisions = list_decisions(graph.proto)
         self.turns = Turns(graph)
         self.is_large = self.turns.is_large
         # Opened at once: a model that cannot be loaded is refused before anything is written.
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
-        self._headroom = Headroom(graph)
+        self._headroom = Headroom(graph, threads)
 
     def at_once(self, sample: Sample) -> int:
         """Returns how many inferences on samples like ``sample`` fit side by side."""
@@ -91,14 +92,15 @@ class Reference:
             self._where,
             quantised=graph.quantised,
             shares_weights=self.is_large,
+            threads=self._threads,
         )
 
 
 class Lookups:
     """Computes what ``graph`` looks up in tables; its session is opened at the first use."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, threads: int = 0) -> None:
+        self._graph, self._threads = graph, threads
         self._session: ort.InferenceSession | None = None
 
     def of(self, sample: Sample) -> dict[str, NDArray[Any]]:
@@ -111,7 +113,7 @@ class Lookups:
             return {}
         if self._session is None:
             model = lookup_model(self._graph.proto, self._graph.lookups)
-            self._session = reference_session(model)
+            self._session = reference_session(model, threads=self._threads)
         return run_all(self._session, sample.arrays, sample.name)
 
 
@@ -122,8 +124,10 @@ _RECORDED_TENSORS = 32
 class Recorded:
     """The FP32 values of a model's tensors on one sample, recorded into ``folder``."""
 
-    def __init__(self, extractor: Extractor, sample: Sample, folder: Path) -> None:
-        self._extractor = extractor
+    def __init__(
+        self, extractor: Extractor, sample: Sample, folder: Path, threads: int = 0
+    ) -> None:
+        self._extractor, self._threads = extractor, threads
         self._sample = sample
         self._folder = folder
         self._files: dict[str, Path] = {}
@@ -145,14 +149,15 @@ class Recorded:
         # The model runs as written: a value does not depend on what else is recorded, and a
         # subgraph that gets recorded inputs gives the same values bit for bit.
         model = self._extractor.recorder(names)
-        for name, array in outputs_of(model, self._sample.arrays, self._sample.name).items():
+        found = outputs_of(model, self._sample.arrays, self._sample.name, self._threads)
+        for name, array in found.items():
             path = self._folder / f"{len(self._files)}.npy"
             np.save(path, array)
             self._files[name] = path
 
 
 def outputs_of(
-    model: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]], where: str
+    model: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]], where: str, threads: int = 0
 ) -> dict[str, NDArray[Any]]:
     """Returns the outputs of ``model``, executed as written, by name.
 
@@ -161,7 +166,7 @@ def outputs_of(
     """
     # Old models list initialisers among the inputs: these are not fed.
     feed = {v.name: arrays[v.name] for v in model.graph.input if v.name in arrays}
-    outputs = run_all(session_as_written(model, where), feed, where)
+    outputs = run_all(session_as_written(model, where, threads), feed, where)
     for name, array in outputs.items():
         if array.dtype.hasobject:
             raise RunnerFailedError(f"{where}: tensor {name!r} is no array of numbers")

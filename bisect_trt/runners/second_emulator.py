@@ -42,6 +42,7 @@ class WholeModelRunner:
         model: onnx.ModelProto | Graph,
         constants: RoundedConstants | None = None,
         turns: Turns | None = None,
+        threads: int = 0,
     ) -> None:
         self.versions: Mapping[str, str] = {
             "onnxruntime": ort.__version__,
@@ -49,9 +50,10 @@ class WholeModelRunner:
         }
         self._graph = as_graph(model)
         self._constants = constants
+        self._threads = threads
         self._turns = turns or Turns(self._graph)
         self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
-        self._headroom = Headroom(self._graph)
+        self._headroom = Headroom(self._graph, threads)
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
         try:
@@ -82,6 +84,7 @@ class WholeModelRunner:
                 quantised=graph.quantised,
                 constants=self._constants,
                 without=_CAST_FUSIONS,
+                threads=self._threads,
             )
             kept = self._kept = (plan, graph, session)
         return kept[2]

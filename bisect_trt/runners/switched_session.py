@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import RunnerFailedError
-from bisect_trt.base.limits import in_order
+from bisect_trt.base.limits import thread_count
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
@@ -201,7 +201,8 @@ class SwitchedSession:
         def opened(segment: Segment) -> SegmentSession:
             return SegmentSession(segment, constants, threads, device)
 
-        self._segments = list(in_order(opened, cut(whole, graph, segments)))
+        parts, most = cut(whole, graph, segments), thread_count(threads)
+        self._segments = list(side_by_side(opened, parts, lambda _: most))
         self._switches = Switches(self._segments)
         self._headroom, self._device = Headroom(graph, threads), device
         self._graph = graph

@@ -156,7 +156,12 @@ class Context:
         self.evaluator = self.evaluator_of(pool or self.emulator, 1 if pool is None else len(pool))
         constants = self.emulator.constants.owner
         self.second = self.evaluator_of(
-            WholeModelRunner(problem.graph, constants, problem.reference.turns)
+            WholeModelRunner(
+                problem.graph,
+                constants,
+                problem.reference.turns,
+                problem.settings.threads or 0,
+            )
         )
         self.engine = None
         if self.opened is not None:
@@ -363,9 +368,7 @@ def _opened(
     pool = open_emulator_pool(problem, emulator, device)
     if pool is not None:
         opened.enter_context(closing(pool))
-    # A robust search runs the same copies again and again.
-    lasting = not settings.fitted
-    references = References(problem.reference, folder / "references.tmp", lasting=lasting)
+    references = References(problem.reference, folder / "references.tmp")
     opened.enter_context(closing(references))
     check_parts(problem, references)
     problem, of_scales = with_scales(problem, references, cache)

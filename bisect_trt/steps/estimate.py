@@ -17,7 +17,7 @@ from bisect_trt.steps.baselines import quickest_s
 from bisect_trt.steps.context import open_context
 from bisect_trt.steps.given_checks import check_decisions, check_reference
 from bisect_trt.steps.golden import check_golden
-from bisect_trt.steps.memory_need import PROCESS, need_of_samples
+from bisect_trt.steps.memory_need import PROCESS, need_of
 from bisect_trt.steps.open_runners import baseline_plans
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.samples import movable, wants_augmented
@@ -77,7 +77,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     """
     began = time.perf_counter()
     problem = load(settings, observer)
-    need = need_of_samples(problem.graph, settings, [*problem.samples, *problem.holdout]).bytes
+    need = need_of(problem.graph, settings, [*problem.samples, *problem.holdout]).bytes
     room = room_bytes(PROCESS) or 0  # before what is timed takes some of it
     observer.step("timed inferences")
     inference = _timed_inference(problem)

@@ -6,15 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from bisect_trt.base.errors import BadInputError, MachineError
+from bisect_trt.base.errors import MachineError
 from bisect_trt.base.limits import in_words, room_bytes, thread_count
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.inputs.files import find_files, is_loader
-from bisect_trt.inputs.npz import bytes_inside, headers_of
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.inputs import InputSpec
 from bisect_trt.model.save import held_size, weights_size
 from bisect_trt.model.shapes import inference_bytes, inference_work, live_bytes
 from bisect_trt.settings import Settings
@@ -81,20 +77,14 @@ class Need:
         if self.partial:
             activations = f"activations of which shapes tell {in_words(self.activations)}, and more"
         weights = f"{in_words(self.weights)} of weights"
+        if not self.activations:  # no input is read yet
+            return f"about {in_words(self.bytes)} of memory ({weights}, before any input)"
         return f"about {in_words(self.bytes)} of memory ({weights}, {activations})"
 
 
-def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Need:
-    """The need of a run of ``graph``; of the inputs only headers are read."""
-    return _need(graph, settings, _shapes_in_headers(settings, specs))
-
-
-def need_of_samples(graph: Graph, settings: Settings, samples: Sequence[Sample]) -> Need:
-    """The need of a run on inputs that were read: not every header gives the shapes."""
-    return _need(graph, settings, [sample.shapes for sample in samples])
-
-
-def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
+def need_of(graph: Graph, settings: Settings, samples: Sequence[Sample] = ()) -> Need:
+    """What a run of ``graph`` needs; without ``samples`` what the weights alone need."""
+    shapes = (sample.shapes for sample in samples)
     largest = max(shapes, key=lambda each: sum(map(math.prod, each.values())), default=None)
     activations = None if largest is None else inference_bytes(graph, largest)
     partial = largest is not None and activations is None
@@ -104,7 +94,7 @@ def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     return Need(
         weights=weights_size(graph.proto),
         activations=activations,
-        workers=min(workers, thread_count()),  # no more are started
+        workers=min(workers, thread_count(settings.threads)),  # no more are started
         nodes=len(graph.proto.graph.node),
         inside=held_size(graph.proto),
         partial=partial,
@@ -129,27 +119,3 @@ def check_need(need: Need, where: str) -> None:
     raise MachineError(
         f"{where}: this needs {need.sentence}, and may take {in_words(room)}: {what}"
     )
-
-
-def _shapes_in_headers(settings: Settings, specs: Sequence[InputSpec]) -> list[Shapes]:
-    """The shapes of the largest input of each source, where headers give them."""
-    names = [spec.name for spec in specs]
-    found: list[Shapes] = []
-    for source in (*settings.inputs, *(s for s in settings.holdout if s != "none")):
-        if isinstance(source, Mapping):
-            found.append({str(n): tuple(a.shape) for n, a in source.items() if hasattr(a, "shape")})
-        elif isinstance(source, (str, Path)) and not is_loader(source):
-            found += _of_files(source, names, settings.stacked)
-    return found
-
-
-def _of_files(source: str | Path, names: Sequence[str], stacked: bool) -> list[Shapes]:
-    """The shapes in the largest array file that ``source`` names."""
-    try:
-        files = [p for p in find_files([source]) if p.suffix in (".npy", ".npz")]
-        if not files:
-            return []
-        headers = headers_of(max(files, key=bytes_inside), names)
-    except (BadInputError, OSError):  # reading it reports what is wrong
-        return []
-    return [{n: (1, *shape[1:]) if stacked else shape for n, shape in headers.items()}]

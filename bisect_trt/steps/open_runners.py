@@ -154,10 +154,10 @@ def emulator_device(settings: Settings) -> Device:
 
 def open_emulator(problem: Problem, device: Device) -> tuple[EmulatedRunner, tuple[Finding, ...]]:
     """The emulator of this process, and what there is to say of where it computes."""
-    precision = problem.settings.precision
+    precision, threads = problem.settings.precision, problem.settings.threads or 0
     if device == CPU or problem.settings.ray is not None:
-        return EmulatedRunner(problem.graph, precision), ()
-    emulator = EmulatedRunner(problem.graph, precision, device=device)
+        return EmulatedRunner(problem.graph, precision, threads=threads), ()
+    emulator = EmulatedRunner(problem.graph, precision, threads=threads, device=device)
     list(emulator.outputs(PrecisionPlan(Precision.FP32), problem.samples[:1]))
     layers = emulator.layers_on_cpu
     if not layers:
@@ -186,7 +186,7 @@ def open_emulator_pool(
     if settings.workers == 1 and settings.ray is None:
         return None
     if settings.ray in (None, LOCAL):
-        count, threads = shared_out(settings.workers, thread_count())
+        count, threads = shared_out(settings.workers, thread_count(settings.threads))
     else:
         count = settings.workers
         threads = max(1, (settings.threads or count) // count)
@@ -265,6 +265,7 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
             timeout_s=settings.evaluation_timeout_s,
             weak=settings.typing == "weak",
             hire=partial(_engine_pool, settings),
+            threads=settings.threads,
         )
     except (RunnerUnavailableError, RunnerFailedError) as error:
         if settings.runner == "auto":

@@ -46,7 +46,7 @@ from bisect_trt.runners.ort_session import reference_session, run_all
 from bisect_trt.runners.reference import Lookups, Reference
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.settings import Settings
-from bisect_trt.steps.memory_need import check_need, need_of, need_of_samples, usual_seconds
+from bisect_trt.steps.memory_need import check_need, need_of, usual_seconds
 from bisect_trt.steps.saved_plan import SavedPlan, begun_at, held_layers, marked_layers, read_plan
 from bisect_trt.version import __version__
 
@@ -203,7 +203,7 @@ class Problem:
     @cached_property
     def lookups(self) -> Lookups:
         """What token ids stand for, for samples that cannot be moved themselves."""
-        return Lookups(self.graph)
+        return Lookups(self.graph, self.settings.threads or 0)
 
     @cached_property
     def lengths(self) -> dict[str, int]:
@@ -255,12 +255,12 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         model = replace(model, proto=judged_part(model.proto, outputs))
         graph = replace(graph, proto=model.proto, stored_outputs={})
     refuse_unsupported(graph, model.name)
-    check_need(need_of(graph, settings, specs), model.name)
+    check_need(need_of(graph, settings), model.name)
     older = read_plan(settings.start_from) if settings.start_from is not None else None
     seen = older.inputs if older is not None else frozenset[str]()
     samples, holdout, counted = load_inputs(settings, specs, observer, seen, searches=searches)
     inputs = [*samples, *holdout]
-    check_need(need_of_samples(graph, settings, inputs), model.name)
+    check_need(need_of(graph, settings, inputs), model.name)
     replaced: Mapping[str, tuple[str, ...]] = {}
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
@@ -321,7 +321,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         golden=golden,
         rewritten=replaced,
         findings=tuple(findings),
-        reference=Reference(graph, model.name),
+        reference=Reference(graph, model.name, settings.threads or 0),
         usual_seconds=usual_seconds(graph, samples),
         metrics=(*metrics.values(), *collective.values()),
         held_pins=held_pins,

@@ -71,7 +71,7 @@ def test_a_cache_without_checksums_is_set_aside(tmp_path: Path) -> None:
     old.close()
     cache = Cache(tmp_path)
     cache.record([Row("n", "evaluation", 1)])
-    assert cache.recall("n") == (1, b"") and cache.note and cache.is_new
+    assert cache.recall("n") == (1, b"") and cache.note
     cache.close()
 
 
@@ -80,7 +80,7 @@ def test_a_fresh_cache_knows_nothing(tmp_path: Path) -> None:
     cache.record([Row("a", "evaluation", 1)])
     cache.close()
     cache = Cache(tmp_path, fresh=True)
-    assert cache.recall("a") is None and cache.is_new
+    assert cache.recall("a") is None
     cache.close()
 
 

@@ -282,7 +282,7 @@ def test_workers_take_the_gpus_in_turn(
     # This process and two of the three workers share the first GPU, beside an engine maybe.
     assert bed.asked[2] == 500_000 // 3
     monkeypatch.setattr(open_runners, "SERVER", "tests.runners.breaking:Seer")
-    monkeypatch.setattr(open_runners, "thread_count", lambda: 6)
+    monkeypatch.setattr(open_runners, "thread_count", lambda *_: 6)
     emulator_pool = open_emulator_pool(
         problem, EmulatedRunner(problem.graph, device=device), device
     )

@@ -44,7 +44,7 @@ def test_as_many_as_have_room_and_no_more_than_there_are_cores(
     graph, (sample,) = samples_of(1)
     each = inference_bytes(graph, sample.shapes)
     assert each is not None and each >= sum(a.nbytes for a in sample.arrays.values())
-    monkeypatch.setattr(module, "thread_count", lambda: 4)
+    monkeypatch.setattr(module, "thread_count", lambda *_: 4)
     for room, expected in ((100 * each, 4), (3 * each, 3), (each // 2, 1)):
         monkeypatch.setattr(module, "HEADROOM_BYTES", room)
         assert Headroom(graph).at_once(sample) == expected
@@ -100,7 +100,7 @@ def test_samples_of_several_shapes_have_the_room_of_the_largest(
         return int(np.prod(shapes["x"]))
 
     monkeypatch.setattr(module, "inference_bytes", each)
-    monkeypatch.setattr(module, "thread_count", lambda: 8)
+    monkeypatch.setattr(module, "thread_count", lambda *_: 8)
     monkeypatch.setattr(module, "HEADROOM_BYTES", 64)
     room = Headroom(graph)
     shapes = [(2, 4), (8, 2), (2, 2)]
@@ -128,7 +128,7 @@ def test_outputs_and_references_do_not_depend_on_how_many_are_made_at_once(
     alone = list(WholeModelRunner(graph).outputs(plan, samples))
     reference = Reference(graph)
     exact = [reference.outputs(sample) for sample in samples]
-    monkeypatch.setattr(module, "thread_count", lambda: 4)
+    monkeypatch.setattr(module, "thread_count", lambda *_: 4)
     runner, again = WholeModelRunner(graph), Reference(graph)
     assert again.at_once(samples[0]) == 4
     for one, other in zip(alone, runner.outputs(plan, samples), strict=True):
@@ -149,7 +149,7 @@ def test_a_worker_makes_no_more_at_once_than_its_share_of_the_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph, (sample,) = samples_of(1)
-    monkeypatch.setattr(module, "thread_count", lambda: 64)
+    monkeypatch.setattr(module, "thread_count", lambda threads: threads or 64)
     assert Headroom(graph).at_once(sample) == 64
     session, _ = EmulatedRunner(graph, threads=3)._session_for(PrecisionPlan(Precision.FP16))
     assert session.at_once(sample) == 3

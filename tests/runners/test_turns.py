@@ -83,7 +83,7 @@ def test_many_weights_are_held_in_turn(
 
 
 def test_many_threads_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_trt.runners.concurrency.thread_count", lambda: 8)
+    monkeypatch.setattr("bisect_trt.runners.concurrency.thread_count", lambda *_: 8)
     made, runner = sessions_made(monkeypatch), EmulatedRunner(network())
     several = [sample(seed) for seed in range(9)]
     list(runner.outputs(PLAN, several))
@@ -99,7 +99,7 @@ def test_many_threads_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bisect_trt.runners.concurrency.thread_count", lambda: 4)
+    monkeypatch.setattr("bisect_trt.runners.concurrency.thread_count", lambda *_: 4)
     graph = Graph(
         onnx.parser.parse_model("""
             <ir_version: 8, opset_import: ["" : 17]>

@@ -23,7 +23,7 @@ from fixtures.models import residual
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     """Of a machine of many cores."""
-    monkeypatch.setattr(module, "thread_count", lambda: 8)
+    monkeypatch.setattr(module, "thread_count", lambda *_: 8)
     fixture = residual()
     settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=tmp_path)
     problem = load(settings, Observer())

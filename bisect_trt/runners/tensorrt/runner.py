@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError
-from bisect_trt.base.limits import in_order
+from bisect_trt.base.limits import thread_count
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph, as_graph
@@ -24,6 +24,7 @@ from bisect_trt.model.save import file_form
 from bisect_trt.model.typed import mark_outputs, to_typed
 from bisect_trt.model.weak_typing import WITHOUT_LAYER
 from bisect_trt.runners.base import UNSUPPORTED, Repeated
+from bisect_trt.runners.concurrency import side_by_side
 from bisect_trt.runners.device import tf32_override
 from bisect_trt.runners.process import IsolatedWorker, Remote
 from bisect_trt.runners.tensorrt.execute import ENOUGH, REPEATS
@@ -66,7 +67,9 @@ class TensorRTRunner:
         options: EngineOptions = AS_USUAL,
         repeats: int = REPEATS,
         hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
+        threads: int | None = None,
     ) -> None:
+        self._threads = threads
         self._graph = as_graph(model)
         self._layers = self._graph.layers
         self._names = {layer.name for layer in self._layers}
@@ -146,7 +149,8 @@ class TensorRTRunner:
         """The engine's answer, and the seconds to write its model; 0 if the engine was kept."""
         key, limit, call = (plan, tuple(tensors)), self.timeout_s, self._worker.call
         # In threads, because perturbed samples are computed here.
-        arrays = list(in_order(lambda s: dict(s.arrays), samples))
+        threads = thread_count(self._threads)
+        arrays = list(side_by_side(lambda s: dict(s.arrays), samples, lambda _: threads))
         if self._last == key:
             longer = None if limit is None else limit * (1 + len(arrays) // SAMPLES_PER_TIMEOUT)
             again: EngineAnswer | None = call("again", key, arrays, repeats, timeout_s=longer)

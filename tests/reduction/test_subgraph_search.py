@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bisect_trt.base.interrupt import BudgetSpentError
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.base.plan import Bypass, Subgraph
-from bisect_trt.search.oracle import BudgetSpentError
-from bisect_trt.search.reduce import Reduction, reduce
+from bisect_trt.reduction.reduce import SubgraphSearch
 
-Bad = Callable[[Subgraph], bool]
+Bad = Callable[[frozenset[str]], bool]
 
 
 def names(n: int) -> list[str]:
@@ -31,27 +30,27 @@ def reduced(
     *,
     budget: int | None = None,
     otherwise: Verdict = Verdict.FAIL,
-    **more: object,
-) -> Reduction:
+) -> SubgraphSearch:
     made = 0
 
-    def ask(subgraph: Subgraph) -> Verdict:
+    def ask(subgraph: frozenset[str]) -> Verdict:
         nonlocal made
         if made == budget:
             raise BudgetSpentError
         made += 1
         return Verdict.PASS if bad(subgraph) else otherwise
 
-    found = reduce(names(n), ask, **more)  # type: ignore[arg-type]
+    found = SubgraphSearch(names(n), ask)
+    found.run()
     assert len(found.evaluations) == made == len({p.subgraph for p in found.evaluations})
-    if found.subgraph is not None:
-        seen = [p for p in found.evaluations if p.subgraph == found.subgraph]
+    if found.best is not None:
+        seen = [p for p in found.evaluations if p.subgraph == found.best]
         assert [p.verdict for p in seen] == [Verdict.PASS]
     return found
 
 
 def needs(*numbers: int) -> Bad:
-    return lambda subgraph: subgraph.kept >= some(*numbers)
+    return lambda subgraph: subgraph >= some(*numbers)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def needs(*numbers: int) -> Bad:
 )
 def test_finds_exactly_what_is_needed(n: int, numbers: tuple[int, ...], probes: int) -> None:
     found = reduced(n, needs(*numbers))
-    assert found.complete and found.subgraph == Subgraph(some(*numbers))
+    assert found.complete and found.best == some(*numbers)
     assert len(found.evaluations) == probes
 
 
@@ -77,7 +76,7 @@ def test_finds_exactly_what_is_needed(n: int, numbers: tuple[int, ...], probes: 
 def test_any_set_is_found(n: int, data: st.DataObject) -> None:
     numbers = data.draw(st.sets(st.integers(0, n - 1), min_size=1))
     found = reduced(n, needs(*numbers))
-    assert found.complete and found.subgraph is not None and found.subgraph.kept == some(*numbers)
+    assert found.complete and found.best is not None and found.best == some(*numbers)
 
 
 @given(st.integers(1, 40), st.integers(0, 2**32))
@@ -85,14 +84,14 @@ def test_a_chaotic_oracle_ends_with_a_piece_that_it_called_bad(n: int, seed: int
     """Verdicts drawn at random by subgraph: nothing is monotone."""
     bad = frozenset(names(n))
 
-    def chance(subgraph: Subgraph) -> bool:
-        return subgraph.kept == bad or crc32(repr((seed, sorted(subgraph.kept))).encode()) % 3 == 0
+    def chance(subgraph: frozenset[str]) -> bool:
+        return subgraph == bad or crc32(repr((seed, sorted(subgraph))).encode()) % 3 == 0
 
     found = reduced(n, chance)
-    assert found.complete and found.subgraph is not None and chance(found.subgraph)
-    for node in found.subgraph.kept:
-        rest = Subgraph(found.subgraph.kept - {node})
-        assert not rest.kept or not chance(rest)
+    assert found.complete and found.best is not None and chance(found.best)
+    for node in found.best:
+        rest = found.best - {node}
+        assert not rest or not chance(rest)
 
 
 def test_a_set_that_more_nodes_hide() -> None:
@@ -100,49 +99,31 @@ def test_a_set_that_more_nodes_hide() -> None:
     there or both be gone.
     """
 
-    def bad(subgraph: Subgraph) -> bool:
-        beside = len(subgraph.kept & some(19, 21))
-        return "node20" in subgraph.kept and beside != 1
+    def bad(subgraph: frozenset[str]) -> bool:
+        beside = len(subgraph & some(19, 21))
+        return "node20" in subgraph and beside != 1
 
     found = reduced(40, bad)
-    assert found.complete and found.subgraph is not None and bad(found.subgraph)
-    assert found.subgraph.kept in (some(20), some(19, 20, 21))
+    assert found.complete and found.best is not None and bad(found.best)
+    assert found.best in (some(20), some(19, 20, 21))
     assert len(found.evaluations) <= 20
 
 
 def test_a_whole_that_is_not_bad_costs_one_probe() -> None:
     found = reduced(30, lambda _: False)
-    assert found.subgraph is None and not found.complete and len(found.evaluations) == 1
+    assert found.best is None and not found.complete and len(found.evaluations) == 1
 
 
 @pytest.mark.parametrize("verdict", [v for v in Verdict if v is not Verdict.PASS])
 def test_what_is_unclear_was_not_seen_to_be_bad(verdict: Verdict) -> None:
     found = reduced(20, needs(3, 12), otherwise=verdict)
-    assert found.complete and found.subgraph == Subgraph(some(3, 12))
+    assert found.complete and found.best == some(3, 12)
 
 
 @pytest.mark.parametrize("budget", range(1, 28))
 def test_a_budget_ends_with_the_smallest_piece_seen(budget: int) -> None:
     found = reduced(64, needs(10, 50), budget=budget)
-    assert found.subgraph is not None and needs(10, 50)(found.subgraph)
-    bad = [len(p.subgraph.kept) for p in found.evaluations if p.verdict.passed]
-    assert len(found.subgraph.kept) == min(bad)
+    assert found.best is not None and needs(10, 50)(found.best)
+    bad = [len(p.subgraph) for p in found.evaluations if p.verdict.passed]
+    assert len(found.best) == min(bad)
     assert found.complete is (budget >= 24)
-
-
-def test_nodes_in_between_are_bypassed_one_by_one() -> None:
-    """Ends and what joins them: a node between may go only if it is bypassed."""
-
-    def joined(subgraph: Subgraph) -> bool:
-        there = subgraph.kept | {b.node for b in subgraph.bypassed}
-        return subgraph.kept >= some(4, 9) and there >= some(*range(4, 10))
-
-    def bypasses(subgraph: Subgraph) -> list[Bypass]:
-        between = [f"node{i}" for i in range(5, 9) if f"node{i}" in subgraph.kept and i != 7]
-        return [Bypass(node, f"before {node}") for node in between]
-
-    found = reduced(20, joined, bypasses=bypasses)
-    assert found.complete and found.subgraph is not None
-    assert found.subgraph.kept == some(4, 7, 9)
-    assert {b.node for b in found.subgraph.bypassed} == some(5, 6, 8)
-    assert len([p for p in found.evaluations if p.step == "nodes bypassed"]) == 3

