@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
 from bisect_trt.report import terminal
+from bisect_trt.runners.ort_session import opened
 from tests.engines import judged
 
 __all__ = ["judged"]
@@ -128,6 +130,28 @@ def eight_draws(monkeypatch: pytest.MonkeyPatch, fewest_draws: None) -> None:
     and the files are what is looked at.
     """
     monkeypatch.setattr("bisect_trt.steps.validation_inputs.VALIDATION_TIME_S", 0.0)
+
+
+Sessions = Sequence[ReferenceType[ort.InferenceSession]]
+
+
+@pytest.fixture
+def sessions_opened(monkeypatch: pytest.MonkeyPatch) -> Sessions:
+    """The sessions that are opened in this test."""
+    made: list[ReferenceType[ort.InferenceSession]] = []
+
+    def seen(*given: Any, **named: Any) -> ort.InferenceSession:
+        session = opened(*given, **named)
+        made.append(ref(session))
+        return session
+
+    monkeypatch.setattr("bisect_trt.runners.ort_session.opened", seen)
+    return made
+
+
+def alive(sessions: Sessions) -> int:
+    """How many of ``sessions`` are open."""
+    return sum(session() is not None for session in sessions)
 
 
 def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,6 @@ _SCRATCH_NAME = "weights.bin"
 
 PREFIX = "bisect_trt."
 LEFT_OUT = "weights-left-out"
-_ANNOTATED_WHOLE_BYTES = 64 << 20
-"""Bytes of weights up to which an annotated model keeps all of them."""
 
 
 def weights_size(model: onnx.ModelProto) -> int:
@@ -253,13 +251,17 @@ def _link(source: Path, target: Path) -> None:
 
 
 def annotated(
-    graph: Graph, of_model: Mapping[str, str], of_layers: Mapping[str, Mapping[str, str]]
+    graph: Graph,
+    of_model: Mapping[str, str],
+    of_layers: Mapping[str, Mapping[str, str]],
+    *,
+    whole_bytes: int = 64 << 20,
 ) -> onnx.ModelProto:
     """A copy of the model with metadata on itself and its nodes, which viewers show.
 
-    In large models, constants of more than 1 kB have ``LEFT_OUT`` as their file.
+    With more than ``whole_bytes`` of weights, constants above 1 kB have ``LEFT_OUT`` as their file.
     """
-    whole = weights_size(graph.proto) <= _ANNOTATED_WHOLE_BYTES
+    whole = weights_size(graph.proto) <= whole_bytes
 
     def leave_out(tensor: TensorProto) -> None:
         if not whole and size_of(tensor) > 1024:  # viewers in a browser open no gigabytes

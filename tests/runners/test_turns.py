@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from threading import get_ident
 from typing import Any
-from weakref import ReferenceType, ref
 
 import numpy as np
 import onnx
@@ -16,13 +15,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
 from bisect_trt.runners import second_emulator
 from bisect_trt.runners.emulator import EmulatedRunner
-from bisect_trt.runners.ort_session import opened, reference_session
+from bisect_trt.runners.ort_session import reference_session, run_all
 from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.second_emulator import WholeModelRunner
+from tests.conftest import Sessions, alive
 from tests.runners.test_segments import layers, network, sample
 
 PLAN = PrecisionPlan(Precision.FP16)
@@ -42,29 +43,15 @@ def graph(tmp_path: Path) -> Graph:
     return Graph(load_model(tmp_path / "m.onnx").proto)
 
 
-def sessions_made(monkeypatch: pytest.MonkeyPatch) -> list[ReferenceType[ort.InferenceSession]]:
-    """Those that are opened from here on."""
-    made: list[ReferenceType[ort.InferenceSession]] = []
-
-    def seen(*given: Any, **named: Any) -> ort.InferenceSession:
-        session = opened(*given, **named)
-        made.append(ref(session))
-        return session
-
-    monkeypatch.setattr("bisect_trt.runners.ort_session.opened", seen)
-    return made
-
-
-def alive(made: Sequence[ReferenceType[ort.InferenceSession]]) -> int:
-    return sum(session() is not None for session in made)
-
-
 @pytest.mark.parametrize(("many", "together"), [(1 << 40, 2), (1, 0)])
 def test_many_weights_are_held_in_turn(
-    graph: Graph, many: int, together: int, monkeypatch: pytest.MonkeyPatch
+    graph: Graph,
+    many: int,
+    together: int,
+    sessions_opened: Sessions,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bisect_trt.runners.concurrency.LARGE", many)
-    made = sessions_made(monkeypatch)
     sample = Sample("s", {"x": np.linspace(-1, 1, 128, dtype=np.float32)[None]})
     reference = Reference(graph)
     second = WholeModelRunner(graph, turns=reference.turns)
@@ -74,26 +61,28 @@ def test_many_weights_are_held_in_turn(
         return exact, next(iter(second.outputs(PLAN, [sample])))["y"]
 
     first = answers()
-    assert alive(made) == together
-    # Whoever had to go gives the same when it comes back.
+    assert alive(sessions_opened) == together
+    # A session that was closed gives the same when it is opened again.
     assert all(np.array_equal(*pair) for pair in zip(first, answers(), strict=True))
-    assert alive(made) == together
-    assert len(made) == (2 if together == 2 else 4)
+    assert alive(sessions_opened) == together
+    assert len(sessions_opened) == (2 if together == 2 else 4)
     assert not np.array_equal(*first)
 
 
-def test_many_threads_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_threads_open_what_one_does(
+    sessions_opened: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bisect_trt.runners.concurrency.thread_count", lambda: 8)
-    made, runner = sessions_made(monkeypatch), EmulatedRunner(network())
+    runner = EmulatedRunner(network())
     several = [sample(seed) for seed in range(9)]
     list(runner.outputs(PLAN, several))
-    segments = len(made)
+    segments = len(sessions_opened)
     runner.release()  # the plan is known, its sessions are not there
     list(runner.outputs(PLAN, several))
-    assert len(made) == 2 * segments
+    assert len(sessions_opened) == 2 * segments
     # Of another plan they are.
     list(runner.outputs(PLAN.with_pins(frozenset(layers()[::2])), several))
-    assert len(made) == 2 * segments
+    assert len(sessions_opened) == 2 * segments
 
 
 def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(
@@ -115,20 +104,20 @@ def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(
     moved = Sample("moved", {"ids": np.arange(4), lookup.source: np.ones((4, 2), np.float32)})
     runner = WholeModelRunner(graph)
     running: set[int] = set()
-    plain = second_emulator._run
 
-    def run(asked: tuple[ort.InferenceSession, Sample]) -> Any:
-        running.add(id(asked))
+    def run(session: ort.InferenceSession, arrays: Arrays, name: str) -> Any:
+        key = get_ident()
+        running.add(key)
         try:
-            return plain(asked)
+            return run_all(session, arrays, name)
         finally:
-            running.discard(id(asked))
+            running.discard(key)
 
     def opening(*given: Any, **named: Any) -> ort.InferenceSession:
         assert not running
         return reference_session(*given, **named)
 
-    monkeypatch.setattr(second_emulator, "_run", run)
+    monkeypatch.setattr(second_emulator, "run_all", run)
     monkeypatch.setattr(second_emulator, "reference_session", opening)
     found = list(runner.outputs(PLAN, [ids] * 6 + [moved] * 6 + [ids] * 2))
     alone = [next(iter(runner.outputs(PLAN, [s])))["y"] for s in (ids, moved)]

@@ -57,7 +57,7 @@ def test_what_one_input_needs_is_pinned_without_what_disturbs_others_more(
     """Each layer alone was measured on the input that misses by most, where the other's overflow
     is not seen: all branches stood before it, and were pinned.
     """
-    monkeypatch.setattr("bisect_trt.steps.failing_inputs._RANKED_ROWS", 1)
+    monkeypatch.setattr("bisect_trt.steps.failing_inputs.ranked_count", lambda _: 2)
     result = bisect_trt.bisect(
         model(),
         inputs(large),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ from numpy.typing import NDArray
 import bisect_trt
 from bisect_trt.base.sample import LazyArrays, RecentArrays, Sample
 from bisect_trt.cli import main
-from bisect_trt.inputs.augmentations import check_kinds
+from bisect_trt.inputs.augmentations import augmented_input, check_kinds
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.text import is_least, score_without
-from bisect_trt.steps.samples import _augment
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture, waves
@@ -302,7 +300,8 @@ def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:
     samples = [of(n) for n in range(12)]
     assert len({s.digest for s in samples}) == 12
     loads.clear()
-    problem: Any = SimpleNamespace(graph=SimpleNamespace(discrete=frozenset()), lengths={})
+    given, *others = (sample.arrays for sample in samples)
     for seed in range(8):
-        assert _augment(problem, samples[0], "mix", samples, [seed])["x"].size == 1 << 20
+        made = augmented_input("mix", given, others, np.random.default_rng(seed))
+        assert made["x"].size == 1 << 20
     assert len(loads) <= 24

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -27,9 +26,7 @@ from bisect_trt.model.inputs import input_specs
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.settings import Settings
 from bisect_trt.steps.context import RunStatistics, open_context
-from bisect_trt.steps.diagnosis import _others
 from bisect_trt.steps.problem import load
-from bisect_trt.steps.search_set import Refusal
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
@@ -280,15 +277,6 @@ def test_a_set_that_an_emulator_refused_is_not_held() -> None:
     assert run_statistics.smallest_passing(base, ("engine",)) == frozenset("a"), (
         "it has its own word"
     )
-
-
-def test_sets_that_miss_are_counted_as_sets() -> None:
-    samples = tuple(Sample(f"{i}", {}) for i in range(8))
-    reduced = SimpleNamespace(verdict=Verdict.PASS)
-    unseen: Any = SimpleNamespace(refused=Refusal("perturbed", samples, 28, 1.2), reduced=reduced)
-    assert _others(unseen, 4) == "2 of 28 roundings perturbed miss it"
-    unseen.refused = None
-    assert _others(unseen, 1) == "others like them do not"
 
 
 def test_a_note_is_kept_once(tmp_path: Path) -> None:

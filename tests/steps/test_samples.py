@@ -18,6 +18,7 @@ from bisect_trt.steps.context import Context, open_context
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.samples import usable
 from fixtures.models import residual
+from tests.conftest import Sessions
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_no_more_are_read_than_are_needed(context: Context, count: int) -> None:
 
 
 def test_where_sessions_take_turns_no_reference_is_in_work_meanwhile(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+    context: Context, sessions_opened: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
     plain = context.problem.reference.outputs
@@ -73,30 +74,26 @@ def test_where_sessions_take_turns_no_reference_is_in_work_meanwhile(
         next(samples)
     assert len(read) == len(begun) == 9
     context.problem.reference.release()
+    opened = len(sessions_opened)
     next(samples)
-    assert not context.problem.reference._sessions, "what is told is done, and opens nothing"
+    assert len(sessions_opened) == opened, "its reference is there already"
 
 
 def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sessions_opened: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(concurrency, "LARGE", 1)
     fixture = residual()
     settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=tmp_path)
     problem = load(settings, Observer())
-    with open_context(problem, Observer()) as context:
-        samples = list(usable(context, copied([]), 6))
-        context.references._outputs.clear()  # as in a repeated run, whose cache knows that they fit
-        opened = []
-        plain = type(context.problem.reference)._open
-        monkeypatch.setattr(
-            type(context.problem.reference),
-            "_open",
-            lambda self, graph: (opened.append(graph), plain(self, graph))[1],
-        )
-        context.problem.reference.release()
-        context.second.judge(problem.base, samples)
-        assert len(opened) == 1, "and not once for each of them"
+    for plan in (problem.base, problem.base.with_pins(problem.names[:1])):
+        # The second time the cache knows that they fit.
+        with open_context(problem, Observer()) as context:
+            samples = list(usable(context, copied([]), 6))
+            problem.reference.release()
+            opened = len(sessions_opened)
+            context.second.judge(plan, samples)
+    assert len(sessions_opened) == opened + 2, "the reference's, once, and the second emulator's"
 
 
 def test_a_copy_that_leaves_what_the_model_is_made_for_is_refused(context: Context) -> None:

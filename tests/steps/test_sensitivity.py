@@ -110,7 +110,7 @@ def test_each_condition_is_looked_at_on_the_input_that_misses_it(
     """A decision that changes is any number of tolerances off: only inputs with one were measured,
     and "no layer misses the requirement alone", though one did on the other.
     """
-    monkeypatch.setattr("bisect_trt.steps.failing_inputs._RANKED_ROWS", 1)
+    monkeypatch.setattr("bisect_trt.steps.failing_inputs.ranked_count", lambda _: 2)
     build = GraphBuilder(0)
     tied = np.ones((64, 2), np.float32)
     tied[:, 1] += np.float32(2.0**-12)  # is lost beside 1
