@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from bisect_trt.report import terminal
 from bisect_trt.runners.ort_session import opened
-from tests.engines import judged
+from tests.engines import judged, on_engine, reproducible, without_misses
 
-__all__ = ["judged"]
+__all__ = ["judged", "on_engine", "reproducible"]
 
 ort.set_default_logger_severity(4)
 
@@ -109,9 +109,10 @@ def waves() -> NDArray[np.float32]:
 
 
 @pytest.fixture
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test on new copies lets none miss, and so makes fewer: it claims as much."""
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 0)
+def few_draws() -> Iterator[None]:
+    """As :func:`without_misses`."""
+    with without_misses():
+        yield
 
 
 @pytest.fixture

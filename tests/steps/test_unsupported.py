@@ -23,7 +23,7 @@ from bisect_trt.runners.base import UNSUPPORTED, Repeated
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy
-from tests.engines import Engine, Judged
+from tests.engines import Engine, EngineRun, Judged
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -73,15 +73,14 @@ def test_what_is_good_enough_but_for_them_pins_nothing_else(
     assert sorted(said["pinned"]) == sorted(unsupported)
 
 
-def test_what_is_not_is_searched_beside_them(judged: Judged, tmp_path: Path) -> None:
-    fixture = encoder_decomposed()
-    alone, _ = judged(fixture, Engine(fixture))
+def test_what_is_not_is_searched_beside_them(judged: Judged, on_engine: EngineRun) -> None:
+    fixture, (alone, _) = encoder_decomposed(), on_engine
     harmless = next(
         node.name
         for node in fixture.model.graph.node
         if node.op_type == "MatMul" and node.name not in alone.pinned
     )
-    result, _ = judged(fixture, Picky(fixture, [harmless]), out=tmp_path / "other")
+    result, _ = judged(fixture, Picky(fixture, [harmless]))
     assert result.passed and set(result.pinned) == {*alone.pinned, harmless}
     assert result.cause is alone.cause
 
@@ -97,15 +96,14 @@ def test_an_engine_that_names_nothing_is_not_blamed_on_numbers(judged: Judged) -
 
 @pytest.mark.parametrize("says", [True, False])
 def test_what_an_engine_does_not_name_is_found_by_engines(
-    judged: Judged, says: bool, tmp_path: Path
+    judged: Judged, on_engine: EngineRun, says: bool
 ) -> None:
     """All 21 layers were pinned for want of a name."""
-    fixture = encoder_decomposed()
-    named, _ = judged(fixture, Engine(fixture))
+    fixture, (named, _) = encoder_decomposed(), on_engine
     nodes = fixture.model.graph.node
     harmless = [n.name for n in nodes if n.op_type == "MatMul" and n.name not in named.pinned][:2]
     engine = Picky(fixture, harmless, says=says, hints=False)
-    result, _ = judged(fixture, engine, out=tmp_path / f"{says}")
+    result, _ = judged(fixture, engine)
     assert result.passed and set(result.pinned) == {*named.pinned, *harmless}
     assert result.cause is named.cause
     told = " ".join(f.message for f in result.findings if f.kind == "held")
