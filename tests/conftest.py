@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -17,8 +18,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
+import bisect_trt
 from bisect_trt.report import terminal
 from bisect_trt.runners.ort_session import opened
+from fixtures.fixture import Fixture
 from tests.engines import judged, on_engine, reproducible, without_misses
 
 __all__ = ["judged", "on_engine", "reproducible"]
@@ -131,6 +134,30 @@ def eight_draws(monkeypatch: pytest.MonkeyPatch, fewest_draws: None) -> None:
     and the files are what is looked at.
     """
     monkeypatch.setattr("bisect_trt.steps.validation_inputs.VALIDATION_TIME_S", 0.0)
+
+
+Fitted = Callable[[Callable[[], Fixture]], bisect_trt.Result]
+
+
+@pytest.fixture(scope="session")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
+    """Runs of fixtures that fit the given inputs, each made once; their folders are read only."""
+    folder = tmp_path_factory.mktemp("fitted")
+
+    @cache
+    def run(make: Callable[[], Fixture]) -> bisect_trt.Result:
+        fixture = make()
+        with without_misses():
+            return bisect_trt.bisect(
+                fixture.model,
+                fixture.inputs,
+                precision=fixture.precision,
+                require=fixture.require,
+                robust=0,
+                out=folder / make.__name__,
+            )
+
+    return run
 
 
 Sessions = Sequence[ReferenceType[ort.InferenceSession]]

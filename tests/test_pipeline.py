@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from fixtures.cases.rtdetr import rtdetr
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import ALL, healthy, residual, tf32_victim
-from tests.conftest import forbid_inferences, run_model
+from tests.conftest import Fitted, forbid_inferences, run_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -62,9 +63,9 @@ def run(fixture: Fixture, out: Path, **options: object) -> Result:
 
 
 @pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
-def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
-    fixture = make()
-    result = run(fixture, tmp_path / "run")
+def test_fixture(make: Callable[[], Fixture], fitted: Fitted) -> None:
+    fixture, result = make(), fitted(make)
+    folder = result.folder
     assert (result.cause.value, result.exit_code) == (fixture.cause, fixture.exit_code), (
         result.sentence
     )
@@ -72,10 +73,10 @@ def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
         assert 0 < len(result.pinned) <= fixture.most_pins
     else:
         assert set(result.pinned) == fixture.pins
-    written = {p.name for p in (tmp_path / "run").iterdir()}
+    written = {p.name for p in folder.iterdir()}
     # The trade-off curve is one of a search; a settled case has none.
     assert written - {"tradeoff.csv"} == FILES_OF_A_RUN
-    saved = json.loads((tmp_path / "run" / "run.json").read_text())
+    saved = json.loads((folder / "run.json").read_text())
     assert {
         "model",
         "precision",
@@ -90,12 +91,12 @@ def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
     } <= set(saved)
     assert saved["cause"] == fixture.cause and saved["passed"] is (fixture.exit_code == 0)
     if result.pinned:
-        pins = pd.read_csv(tmp_path / "run" / "pins.csv")
+        pins = pd.read_csv(folder / "pins.csv")
         assert pins["proved"].all() and (pins["score_without"].astype(float) > 1.0).all()
         assert result.score <= 1.0 < result.base_score
-    typed = onnx.load(tmp_path / "run" / "model.typed.onnx")
+    typed = onnx.load(folder / "model.typed.onnx")
     onnx.checker.check_model(typed, full_check=True)
-    layers = pd.read_csv(tmp_path / "run" / "layers.csv")
+    layers = pd.read_csv(folder / "layers.csv")
     wanted = [
         "layer",
         "op",
@@ -115,9 +116,8 @@ def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
     assert set(layers.loc[layers["pinned"], "layer"]) == set(result.pinned)
 
 
-def test_the_proof_of_each_pin_is_a_probe_of_the_set_without_it(tmp_path: Path) -> None:
-    fixture = encoder_decomposed()
-    result = run(fixture, tmp_path / "run")
+def test_the_proof_of_each_pin_is_an_evaluation_of_the_set_without_it(fitted: Fitted) -> None:
+    fixture, result = encoder_decomposed(), fitted(encoder_decomposed)
     reference = run_model(fixture.model, fixture.inputs)[0]
     assert result.pinned
     for pin in result.pinned:
@@ -135,9 +135,10 @@ def test_the_proof_of_each_pin_is_a_probe_of_the_set_without_it(tmp_path: Path) 
     "make", [encoder_decomposed, residual, tf32_victim, healthy], ids=lambda f: f.__name__
 )
 def test_the_same_command_again_makes_no_inference(
-    make: Callable[[], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Fixture], fitted: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run(make(), tmp_path / "run")
+    first = fitted(make)
+    shutil.copytree(first.folder, tmp_path / "run")
     forbid_inferences(monkeypatch)
     again = run(make(), tmp_path / "run")
     assert again.new_evaluations == 0 and again.sensitivity_runs == 0
@@ -146,36 +147,27 @@ def test_the_same_command_again_makes_no_inference(
     pd.testing.assert_frame_equal(again.layers, first.layers)
 
 
-def test_another_requirement_is_another_question(tmp_path: Path) -> None:
-    fixture = residual()
-    tight = run(fixture, tmp_path / "run")
+def test_another_requirement_is_another_question(fitted: Fitted, tmp_path: Path) -> None:
+    fixture, tight = residual(), fitted(residual)
+    shutil.copytree(tight.folder, tmp_path / "run")
     loose = bisect_trt.bisect(
         fixture.model, fixture.inputs, require="rel_range<=1e-2", out=tmp_path / "run", robust=0
     )
     assert tight.pinned and loose.pinned == [] and loose.new_evaluations > 0
 
 
-def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
-    fixture = residual()
-    out = tmp_path / "run"
-    (tmp_path / "m.onnx").write_bytes(model_bytes(fixture))
-    (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
-    command = [
-        sys.executable,
-        "-m",
-        "bisect_trt",
-        "run",
-        str(tmp_path / "m.onnx"),
-        "--input",
-        str(tmp_path / "x.npz"),
-        "--requirement",
-        fixture.require,
-        "--robust",
-        "0",
-        "--out",
-        str(out),
-        "-v",
-    ]
+def command_of(fixture: Fixture, require: str, folder: Path) -> list[str]:
+    """A verbose run of ``fixture`` in a process of its own, into ``run``."""
+    model, inputs = folder / "m.onnx", folder / "x.npz"
+    model.write_bytes(model_bytes(fixture))
+    inputs.write_bytes(input_bytes(fixture))
+    asked = ("--requirement", require, "--robust", "0", "--out", str(folder / "run"), "-v")
+    return [sys.executable, "-m", "bisect_trt", "run", str(model), "--input", str(inputs), *asked]
+
+
+def test_kill_loses_at_most_the_evaluation_in_flight(fitted: Fitted, tmp_path: Path) -> None:
+    fixture, out = residual(), tmp_path / "run"
+    command = command_of(fixture, fixture.require, tmp_path)
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
@@ -188,7 +180,7 @@ def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (out / "run.json").exists(), "nothing pretends to be finished"
-    whole = run(fixture, tmp_path / "other")
+    whole = fitted(residual)
     finished = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     resumed = json.loads(finished.stdout)
     assert finished.returncode == 0 and resumed["pinned"] == whole.pinned
@@ -198,26 +190,8 @@ def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
 
 
 def test_interrupt_leaves_the_best_plan_on_disk(tmp_path: Path) -> None:
-    fixture = residual()
-    out = tmp_path / "run"
-    (tmp_path / "m.onnx").write_bytes(model_bytes(fixture))
-    (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
-    command = [
-        sys.executable,
-        "-m",
-        "bisect_trt",
-        "run",
-        str(tmp_path / "m.onnx"),
-        "--input",
-        str(tmp_path / "x.npz"),
-        "--requirement",
-        "rel_range<=2e-4",
-        "--robust",
-        "0",
-        "--out",
-        str(out),
-        "-v",
-    ]
+    fixture, out = residual(), tmp_path / "run"
+    command = command_of(fixture, "rel_range<=2e-4", tmp_path)
     # A shell's background job ignores SIGINT, and its children inherit that: the tests may run in
     # one.
     answered = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -307,14 +281,12 @@ def test_several_samples_are_judged_by_the_worst(tmp_path: Path) -> None:
     assert row["max_abs"] >= row["mean_over_samples_max_abs"]
 
 
-def test_workers_find_the_same_set(tmp_path: Path) -> None:
-    fixture = encoder_decomposed()
-    assert (
-        run(fixture, tmp_path / "run", workers=3).pinned == run(fixture, tmp_path / "other").pinned
-    )
+def test_workers_find_the_same_set(fitted: Fitted, tmp_path: Path) -> None:
+    result = run(encoder_decomposed(), tmp_path / "run", workers=3)
+    assert result.pinned == fitted(encoder_decomposed).pinned
 
 
-def test_noise_is_warned_about(tmp_path: Path) -> None:
+def test_noise_is_warned_about(fitted: Fitted, tmp_path: Path) -> None:
     fixture = healthy()
     noise = {"x": np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)}
     result = bisect_trt.bisect(
@@ -326,7 +298,7 @@ def test_noise_is_warned_about(tmp_path: Path) -> None:
         fixture.model, constant, require=fixture.require, out=tmp_path / "run2", robust=0
     )
     assert any("constant" in f.message for f in result.findings)
-    assert not run(fixture, tmp_path / "run3").findings
+    assert not fitted(healthy).findings
 
 
 def test_files_of_the_fixtures_are_rebuilt_bit_for_bit() -> None:

@@ -34,7 +34,7 @@ from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
 from fixtures.subgraphs import branch
-from tests.conftest import forbid_inferences
+from tests.conftest import Fitted, forbid_inferences
 from tests.report.synthetic import synthetic_result
 
 
@@ -58,13 +58,12 @@ def call(*arguments: object) -> Ended:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(fitted: Fitted, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One model in two forms, and a requirement that it cannot meet."""
-    made = tmp_path_factory.mktemp("runs")
-    run(encoder_decomposed(), made / "pins")
-    run(encoder_layernorm(), made / "fused")
-    run(encoder_layernorm(), made / "missed", require="max_abs<=1e-12")
-    return {name: made / name for name in ("pins", "fused", "missed")}
+    missed = tmp_path_factory.mktemp("runs") / "missed"
+    run(encoder_layernorm(), missed, require="max_abs<=1e-12")
+    runs = {"pins": fitted(encoder_decomposed), "fused": fitted(encoder_layernorm)}
+    return {name: result.folder for name, result in runs.items()} | {"missed": missed}
 
 
 def test_report_is_written_again_from_the_folder(
@@ -210,9 +209,8 @@ def test_a_bound_is_the_same_however_it_is_written(one: str, other: str, same: b
     assert (set(found["before"]) | set(found["after"]) == {"met"}) is same
 
 
-def test_two_models_are_not_compared(folders: dict[str, Path], tmp_path: Path) -> None:
-    run(residual(), tmp_path / "other")
-    ended = call("diff", folders["pins"], tmp_path / "other")
+def test_two_models_are_not_compared(folders: dict[str, Path], fitted: Fitted) -> None:
+    ended = call("diff", folders["pins"], fitted(residual).folder)
     assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
     assert "cannot be compared: of " in ended.output
 
@@ -226,11 +224,11 @@ def test_what_is_no_run_is_told_in_one_line(folders: dict[str, Path], tmp_path: 
     assert ended.exit_code == 2 and "holds mine.txt" in ended.output
 
 
-def test_a_search_begun_at_an_older_plan_saves_its_probes(tmp_path: Path) -> None:
-    fixture = residual()
-    fresh = run(fixture, tmp_path / "fresh")
-    plan = tmp_path / "fresh" / "plan.json"
-    begun = run(fixture, tmp_path / "begun", start_from=plan)
+def test_a_search_begun_at_an_older_plan_saves_its_evaluations(
+    fitted: Fitted, tmp_path: Path
+) -> None:
+    fresh = fitted(residual)
+    begun = run(residual(), tmp_path / "begun", start_from=fresh.folder / "plan.json")
     assert begun.pinned == fresh.pinned and begun.pins["proved"].all()
     # The set, each removal by the first emulator, some by the second, and the baselines.
     assert begun.new_evaluations <= 2 * len(fresh.pinned) + 8 < fresh.new_evaluations
@@ -256,9 +254,9 @@ def test_a_plan_of_another_model_is_no_start(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_compare_does_not_take_the_place_of_an_answer(tmp_path: Path) -> None:
+def test_compare_does_not_take_the_place_of_an_answer(fitted: Fitted, tmp_path: Path) -> None:
     fixture, out = healthy(), tmp_path / "out"
-    run(fixture, out)
+    shutil.copytree(fitted(healthy).folder, out)
     before = {path.name for path in out.iterdir()}
     with pytest.raises(BadInputError, match="holds a run's answer"):
         pipeline.compare(settings(fixture, out))

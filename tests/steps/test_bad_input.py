@@ -238,10 +238,6 @@ def test_bad_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert after == before or after == ["cache.sqlite"], "nothing half-written is left"
 
 
-def test_there_are_enough_cases() -> None:
-    assert len(CASES) >= 25
-
-
 def test_symbolic_dimensions_must_agree(tmp_path: Path) -> None:
     info = [helper.make_tensor_value_info(n, F, ["n"]) for n in "ab"]
     graph = helper.make_graph(

@@ -138,13 +138,11 @@ def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("room", "firsts"), [(10.0, [4]), (1.001, [4, None]), (0.9, [None])])
-def test_the_panel_is_drawn_where_there_is_a_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float, firsts: list[int | None]
+def test_no_search_set_is_made_where_nothing_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything reduced is good enough, passes the given inputs by luck, or misses them."""
-    fixture, copied = residual(), []
-    reduced = max(scores(fixture, PrecisionPlan("fp16"), [fixture.inputs], fixture.require))
+    """Everything reduced is good enough: a few samples of each kind tell."""
+    fixture, copied = healthy(), []
     search_samples = failing_inputs.search_samples
 
     def counted(problem: Any, context: Any, first: int | None = None) -> Any:
@@ -152,9 +150,8 @@ def test_the_panel_is_drawn_where_there_is_a_search(
         return search_samples(problem, context, first)
 
     monkeypatch.setattr(failing_inputs, "search_samples", counted)
-    metric, _, tolerance = fixture.require.partition("<=")
-    run(fixture, tmp_path, require=f"{metric}<={room * reduced * float(tolerance)}")
-    assert copied == firsts
+    run(fixture, tmp_path)
+    assert copied == [4]
 
 
 def test_clear_culprits_are_found_and_proved_as_ever(tmp_path: Path) -> None:
@@ -518,26 +515,6 @@ def run_with_negated(fixture: Fixture, require: str, out: Path, **options: Any) 
         out=out,
         **{"augmented": f"{__name__}:negated", **options},
     )
-
-
-def unseeded(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> dict[str, Any]:
-    noise = np.random.default_rng()
-    return {name: a + noise.normal(size=a.shape).astype(a.dtype) for name, a in inputs.items()}
-
-
-@pytest.mark.parametrize(
-    ("own", "fault"), [("unseeded", "not deterministic"), ("nothing", "it gave NoneType; let it")]
-)
-def test_variants_of_the_user_s_are_held_to_their_contract(
-    tmp_path: Path, own: str, fault: str
-) -> None:
-    kind = f"{__name__}:{own}"
-    with pytest.raises(BadInputError, match=f"--augmented {kind}: {fault}"):
-        run(healthy(), tmp_path, require="rel_range<=0.1", augmented=kind)
-
-
-def nothing(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> None:
-    """Gives no inputs."""
 
 
 def test_variants_that_the_search_has_seen_test_nothing(tmp_path: Path) -> None:

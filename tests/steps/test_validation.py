@@ -1,9 +1,9 @@
-"""The tests that a run makes, one after the other, are together wrong as rarely as they say."""
+"""The validations that a run makes are together wrong as rarely as they say."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +20,9 @@ from bisect_trt.settings import Settings
 from bisect_trt.steps import answer, validation_inputs
 from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import Problem, load
+from bisect_trt.steps.samples import augmented, perturbs
 from bisect_trt.steps.search_set import Refusal
-from bisect_trt.steps.validation import first_refusal, validate
+from bisect_trt.steps.validation import first_refusal, put_to_test, validate
 from bisect_trt.steps.validation_inputs import (
     FEWEST_COPIES,
     MAX_MISSES,
@@ -288,3 +289,59 @@ def test_risk_that_was_spent_is_not_spent_again(
     )
     answer.validation_of_answer(known, context)
     assert [test.risk for test in used] == [pytest.approx(risk)]
+
+
+MADE: list[int] = []
+
+
+def making(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    """An augmented input; how many were made is making."""
+    MADE.append(1)
+    return {n: np.float32(a * generator.uniform(0.9, 1.1)) for n, a in inputs.items()}
+
+
+def counted_case(tmp_path: Path, scales: Sequence[float] = (1.0,), **more: Any) -> Problem:
+    fixture = healthy()
+    settings = Settings(
+        fixture.model,
+        [{n: np.float32(a * s) for n, a in fixture.inputs.items()} for s in scales],
+        require=more.pop("require", fixture.require),
+        augmented=f"{__name__}:making",
+        runner="emulated",
+        out=tmp_path,
+        **more,
+    )
+    return load(settings, Observer())
+
+
+def test_both_judges_and_the_bounds_are_of_copies_made_once(tmp_path: Path) -> None:
+    problem = counted_case(tmp_path)
+    MADE.clear()
+    with open_context(problem, Observer()) as context:
+        test = planned_test(problem, 0, 1e-4, last=False)
+        judges = [context.evaluator, context.second]
+        refused, validation = put_to_test(problem, context, judges, problem.base, test, 1.0)
+    assert refused is None and validation is not None
+    assert validation.augmented.tested == validation.perturbed.tested == test.copies
+    # A few more are in work when the last one that is wanted is there.
+    assert test.copies <= len(MADE) <= test.copies + 8
+
+
+@pytest.mark.parametrize("kind", [perturbs, augmented])
+def test_a_set_is_one_of_each_input_also_where_one_cannot_be_moved(
+    tmp_path: Path, kind: Any
+) -> None:
+    """A blank page in a mean over three stood in no set, and another in it twice."""
+    fixture = healthy()
+    (name,) = fixture.inputs
+    given = [{name: fixture.inputs[name] * np.float32(scale)} for scale in (1.0, 0.0, 0.5)]
+    settings = Settings(
+        fixture.model, given, require=("max_abs@mean<=1",), runner="emulated", out=tmp_path
+    )
+    problem = load(settings, Observer())
+    with open_context(problem, Observer()) as context:
+        more = {"emulated": True} if kind is perturbs else {}
+        made = list(kind(problem, context, 1, 9, **more))
+    names = [sample.name.partition(",")[0] for sample in made]
+    assert names == [sample.name for sample in problem.samples] * 3
+    assert made[1].digest == problem.samples[1].digest != made[0].digest

@@ -248,42 +248,6 @@ def test_plans_without_types(base: str, validation: bool, tmp_path: Path) -> Non
     assert next(c for c in found.checks if c.what == "typed ONNX").validation is None
 
 
-def test_the_plan_s_own_requirement_is_used_where_none_is_given(
-    files: tuple[Path, Path, Path], tmp_path: Path
-) -> None:
-    model, inputs, _ = files
-    assert (
-        call(
-            "run",
-            model,
-            "--input",
-            inputs,
-            "--requirement",
-            "max_abs<=2e-3",
-            "--out",
-            tmp_path / "run",
-            "--quiet",
-        )[0]
-        == 0
-    )
-    saved = json.loads((tmp_path / "run" / "plan.json").read_text())
-    assert saved["requirements"] == ["max_abs<=2e-3"] and len(saved["pinned"]) == 10
-    arguments = (
-        "verify",
-        model,
-        "--input",
-        inputs,
-        "--plan",
-        tmp_path / "run" / "plan.json",
-        "--runner",
-        "emulated",
-        "--out",
-        tmp_path / "v",
-    )
-    code, output = call(*arguments)
-    assert code == 0 and "requirement: max_abs<=2e-3" in output
-
-
 def test_a_plan_for_a_rewritten_model_is_not_taken_for_the_original_s(
     files: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
