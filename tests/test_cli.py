@@ -20,11 +20,12 @@ from bisect_trt.cli import main
 from bisect_trt.graph import list_layers, to_typed
 from bisect_trt.model.load import load_model
 from bisect_trt.model.weak_typing import polygraphy_script, trtexec_arguments
-from fixtures.__main__ import input_bytes, model_bytes
+from fixtures.__main__ import model_bytes
 from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.fixture import Fixture
 from fixtures.models import unsavable
 from fixtures.subgraphs import branch, loop
+from tests.command import call, saved
 from tests.engines import without_misses
 from tests.model.test_normalised import function_model
 
@@ -32,21 +33,8 @@ pytestmark = pytest.mark.usefixtures("few_draws")
 
 
 def files(fixture: Fixture, folder: Path) -> list[str]:
-    (folder / "m.onnx").write_bytes(model_bytes(fixture))
-    (folder / "x.npz").write_bytes(input_bytes(fixture))
-    return [
-        str(folder / "m.onnx"),
-        "--input",
-        str(folder / "x.npz"),
-        "--requirement",
-        fixture.require,
-        "--out",
-        str(folder / "run"),
-    ]
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments))
+    asked = ["--requirement", fixture.require, "--out", str(folder / "run")]
+    return [*saved(fixture, folder), *asked]
 
 
 Done = tuple[list[str], Result, Path]
@@ -79,8 +67,8 @@ def test_json_is_run_json_and_quiet_is_quiet(done: Done, tmp_path: Path) -> None
     shutil.copytree(folder, tmp_path / "run")
     again = [*arguments[:-1], str(tmp_path / "run")]
     printed = json.loads(call("run", *again, "--json").stdout)
-    saved = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert printed == saved and printed["cause"] == "overflow"
+    written = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert printed == written and printed["cause"] == "overflow"
     quiet = call("run", *again, "--quiet")
     assert quiet.output == "" and quiet.exit_code == 0
 

@@ -27,8 +27,8 @@ from bisect_trt.report.text import plan_line
 from fixtures.fixture import waves
 from fixtures.models import residual
 from fixtures.reports import sdxl_vae
+from tests.command import call
 from tests.conftest import run_model
-from tests.test_cli import call
 
 F = TensorProto.FLOAT
 

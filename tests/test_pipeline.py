@@ -29,6 +29,7 @@ from fixtures.cases.rtdetr import rtdetr
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import ALL, healthy, residual, tf32_victim
+from tests.command import saved
 from tests.conftest import Fitted, forbid_inferences, run_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -158,11 +159,8 @@ def test_another_requirement_is_another_question(fitted: Fitted, tmp_path: Path)
 
 def command_of(fixture: Fixture, require: str, folder: Path) -> list[str]:
     """A verbose run of ``fixture`` in a process of its own, into ``run``."""
-    model, inputs = folder / "m.onnx", folder / "x.npz"
-    model.write_bytes(model_bytes(fixture))
-    inputs.write_bytes(input_bytes(fixture))
     asked = ("--requirement", require, "--robust", "0", "--out", str(folder / "run"), "-v")
-    return [sys.executable, "-m", "bisect_trt", "run", str(model), "--input", str(inputs), *asked]
+    return [sys.executable, "-m", "bisect_trt", "run", *saved(fixture, folder), *asked]
 
 
 def test_kill_loses_at_most_the_evaluation_in_flight(fitted: Fitted, tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
-from click.testing import Result as Ended
 from markdown_it import MarkdownIt
 
 import bisect_trt
@@ -22,7 +20,6 @@ from bisect_trt import pipeline
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import Observer, StoppedError
 from bisect_trt.base.outcomes import Tally
-from bisect_trt.cli import main
 from bisect_trt.graph import list_layers
 from bisect_trt.report.diff import diff_runs
 from bisect_trt.report.read_run import read_run
@@ -34,6 +31,7 @@ from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
 from fixtures.subgraphs import branch
+from tests.command import call
 from tests.conftest import Fitted, forbid_inferences
 from tests.report.synthetic import synthetic_result
 
@@ -51,10 +49,6 @@ def run(fixture: Fixture, out: Path, **options: object) -> bisect_trt.Result:
 
 def settings(fixture: Fixture, out: Path) -> Settings:
     return Settings(model=fixture.model, inputs=[fixture.inputs], runner="emulated", out=out)
-
-
-def call(*arguments: object) -> Ended:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 @pytest.fixture(scope="module")

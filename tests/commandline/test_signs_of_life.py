@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from bisect_trt.cli import main
 from bisect_trt.report.terminal import ProgressObserver
-from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.subgraphs import branch
+from tests.command import call, saved
 
 
 @pytest.fixture
@@ -21,17 +19,16 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-def call(*arguments: object) -> str:
-    ended = CliRunner().invoke(main, [str(a) for a in arguments])
+def said(*arguments: object) -> str:
+    ended = call(*arguments)
     assert ended.exit_code in (0, 1), ended.output
     return ended.stdout
 
 
 def test_commands_that_run_nothing_tell_their_stations(tmp_path: Path, steps: list[str]) -> None:
-    model, inputs, out = tmp_path / "m.onnx", tmp_path / "x.npz", tmp_path / "out"
-    model.write_bytes(model_bytes(branch()))
-    inputs.write_bytes(input_bytes(branch()))
-    call("run", model, "--input", inputs, "--runner", "emulated", "--robust", 0, "--out", out)
+    files, out = saved(branch(), tmp_path), tmp_path / "out"
+    model = files[0]
+    said("run", *files, "--runner", "emulated", "--robust", 0, "--out", out)
     plan, target = out / "plan.json", tmp_path / "written.onnx"
     for told, arguments in (
         (["load", "inspect", "write"], ["inspect", model]),
@@ -41,18 +38,17 @@ def test_commands_that_run_nothing_tell_their_stations(tmp_path: Path, steps: li
         (["read", "compare"], ["diff", out, out]),
     ):
         steps.clear()
-        assert call(*arguments).strip()
+        assert said(*arguments).strip()
         assert steps == told, arguments[0]
 
 
 def test_what_is_rendered_beforehand_is_printed_whole(tmp_path: Path) -> None:
-    model = tmp_path / "m.onnx"
-    model.write_bytes(model_bytes(branch()))
-    shown = call("inspect", model)
+    model = saved(branch(), tmp_path)[0]
+    shown = said("inspect", model)
     assert shown.endswith("\n") and not shown.endswith("\n\n")
     assert [line.split()[0] for line in shown.splitlines()[-3:]] == [
         "/head/ReduceMax",
         "/head/If",
         "/head/Add",
     ]
-    assert call("inspect", model, "--json").startswith("{")
+    assert said("inspect", model, "--json").startswith("{")

@@ -18,7 +18,7 @@ from bisect_trt.inputs.samples import few_ids, untested_sizes
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import dynamic_axes, input_specs, length_axes
 from fixtures.fixture import waves
-from tests.test_cli import call
+from tests.command import call
 
 KINDS = ("given", "perturbed", "augmented")
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from numpy.typing import NDArray
 
 import bisect_trt
 from bisect_trt.base.sample import LazyArrays, RecentArrays, Sample
-from bisect_trt.cli import main
 from bisect_trt.inputs.augmentations import augmented_input, check_kinds
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.text import is_least, score_without
@@ -21,6 +19,9 @@ from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture, waves
 from fixtures.models import conv_clip, healthy, residual
+from tests.command import call
+
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 FIXTURE = residual()
 
@@ -209,12 +210,9 @@ def test_verify_says_that_a_plan_is_lucky_before_anything_else(tmp_path: Path) -
         np.savez(name, **arrays)
     source = tmp_path / "source.onnx"
     source.write_bytes(FIXTURE.model.SerializeToString())
-    found = CliRunner().invoke(
-        main,
-        [
-            *("verify", str(source), "--input", str(names[0]), "--holdout", str(names[1])),
-            *("--plan", str(tmp_path / "run" / "plan.json"), "--runner", "emulated"),
-        ],
+    found = call(
+        *("verify", source, "--input", names[0], "--holdout", names[1]),
+        *("--plan", tmp_path / "run" / "plan.json", "--runner", "emulated"),
     )
     assert found.exit_code == 0, found.output
     assert "The plan is overfitted: it holds on the given inputs" in found.output

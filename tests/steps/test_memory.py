@@ -14,17 +14,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.cli import main
 from bisect_trt.inputs.npz import headers_of
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import input_specs
 from bisect_trt.model.shapes import live_bytes
 from bisect_trt.settings import Settings
 from bisect_trt.steps import memory_need
+from tests.command import call
 
 ROOT = Path(__file__).resolve().parents[2]
 KB = 1024
@@ -88,7 +87,7 @@ def test_what_cannot_fit_is_refused_before_it_is_read(
     monkeypatch.setattr(memory_need, "thread_count", lambda: 3)
     asked = [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"), *options]
     for more in (["--out", str(tmp_path / "out")], ["--dry-run"]):
-        result = CliRunner().invoke(main, ["run", *asked, *more])
+        result = call("run", *asked, *more)
         assert result.exit_code == 4
         assert hint in result.output
         assert "about 20" in result.output or "about 8" in result.output
@@ -103,7 +102,7 @@ def test_a_large_input_is_what_can_be_made_smaller(
     np.savez(tmp_path / "x.npz", x=np.ones((4000, 256), np.float32))
     monkeypatch.setattr(memory_need, "room_bytes", lambda _: 1_000_000)
     asked = ["run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz")]
-    assert "give a smaller --input" in CliRunner().invoke(main, asked).output
+    assert "give a smaller --input" in call(*asked).output
 
 
 def loaded() -> Iterator[dict[str, NDArray[np.float32]]]:
@@ -132,7 +131,7 @@ def test_the_largest_input_counts_in_whatever_it_lies(
     given = {"folder": "inputs", "json": "x.json", "loader": f"{__name__}:loaded"}[kind]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(memory_need, "room_bytes", lambda _: 230_000_000)
-    result = CliRunner().invoke(main, ["run", "m.onnx", "--input", given, "--out", "out"])
+    result = call("run", "m.onnx", "--input", given, "--out", "out")
     assert result.exit_code == 4 and "give a smaller --input" in result.output
     assert "46.1 MB of activations" in result.output
     assert not (tmp_path / "out").exists()

@@ -31,6 +31,8 @@ from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy
 from tests.conftest import forbid_inferences
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 FIXTURE = encoder_decomposed()
 
 

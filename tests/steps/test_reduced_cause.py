@@ -20,6 +20,8 @@ from bisect_trt.steps.sensitivity import Sensitivity
 from fixtures.build import GraphBuilder
 from fixtures.models import bf16_victim, residual
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 FP16 = PrecisionPlan(Precision.FP16)
 
 
@@ -149,7 +151,6 @@ def test_where_one_input_has_no_score_what_does_most_is_asked_of_all(
     assert result.layers["sensitivity"].isna().all()
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_an_input_that_was_not_measured_may_be_the_one_that_a_layer_misses_on(
     tmp_path: Path,
 ) -> None:
@@ -190,7 +191,6 @@ def test_suspects_are_asked_one_by_one_until_one_misses() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_draws")
 def test_a_mean_over_inputs_blames_no_layer_that_meets_it_alone(tmp_path: Path) -> None:
     """Of twelve inputs one is so loud that many a layer misses on it alone."""
     fixture = residual()

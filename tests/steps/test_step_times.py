@@ -20,6 +20,8 @@ from bisect_trt.steps.sensitivity import Sensitivity, affordable, measure_sensit
 from fixtures.models import residual
 from tests.conftest import forbid_inferences
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 
 def measured(
     folder: Path, suspicion: dict[str, float], count: int
