@@ -136,16 +136,16 @@ def eight_draws(monkeypatch: pytest.MonkeyPatch, fewest_draws: None) -> None:
     monkeypatch.setattr("bisect_trt.steps.validation_inputs.VALIDATION_TIME_S", 0.0)
 
 
-Fitted = Callable[[Callable[[], Fixture]], bisect_trt.Result]
+Finished = Callable[..., bisect_trt.Result]
 
 
 @pytest.fixture(scope="session")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
-    """Runs of fixtures that fit the given inputs, each made once; their folders are read only."""
-    folder = tmp_path_factory.mktemp("fitted")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Runs of fixtures with ``robust``, each made once; their folders are read only."""
+    folder = tmp_path_factory.mktemp("finished")
 
     @cache
-    def run(make: Callable[[], Fixture]) -> bisect_trt.Result:
+    def run(make: Callable[[], Fixture], robust: float = 0.0) -> bisect_trt.Result:
         fixture = make()
         with without_misses():
             return bisect_trt.bisect(
@@ -153,8 +153,8 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
                 fixture.inputs,
                 precision=fixture.precision,
                 require=fixture.require,
-                robust=0,
-                out=folder / make.__name__,
+                robust=robust,
+                out=folder / f"{make.__name__}-{robust}",
             )
 
     return run

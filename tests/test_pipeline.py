@@ -30,7 +30,7 @@ from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import ALL, healthy, residual, tf32_victim
 from tests.command import saved
-from tests.conftest import Fitted, forbid_inferences, run_model
+from tests.conftest import Finished, forbid_inferences, run_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -64,8 +64,8 @@ def run(fixture: Fixture, out: Path, **options: object) -> Result:
 
 
 @pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
-def test_fixture(make: Callable[[], Fixture], fitted: Fitted) -> None:
-    fixture, result = make(), fitted(make)
+def test_fixture(make: Callable[[], Fixture], finished: Finished) -> None:
+    fixture, result = make(), finished(make)
     folder = result.folder
     assert (result.cause.value, result.exit_code) == (fixture.cause, fixture.exit_code), (
         result.sentence
@@ -117,8 +117,8 @@ def test_fixture(make: Callable[[], Fixture], fitted: Fitted) -> None:
     assert set(layers.loc[layers["pinned"], "layer"]) == set(result.pinned)
 
 
-def test_the_proof_of_each_pin_is_an_evaluation_of_the_set_without_it(fitted: Fitted) -> None:
-    fixture, result = encoder_decomposed(), fitted(encoder_decomposed)
+def test_the_proof_of_each_pin_is_an_evaluation_of_the_set_without_it(finished: Finished) -> None:
+    fixture, result = encoder_decomposed(), finished(encoder_decomposed)
     reference = run_model(fixture.model, fixture.inputs)[0]
     assert result.pinned
     for pin in result.pinned:
@@ -136,9 +136,9 @@ def test_the_proof_of_each_pin_is_an_evaluation_of_the_set_without_it(fitted: Fi
     "make", [encoder_decomposed, residual, tf32_victim, healthy], ids=lambda f: f.__name__
 )
 def test_the_same_command_again_makes_no_inference(
-    make: Callable[[], Fixture], fitted: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Fixture], finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = fitted(make)
+    first = finished(make)
     shutil.copytree(first.folder, tmp_path / "run")
     forbid_inferences(monkeypatch)
     again = run(make(), tmp_path / "run")
@@ -148,8 +148,8 @@ def test_the_same_command_again_makes_no_inference(
     pd.testing.assert_frame_equal(again.layers, first.layers)
 
 
-def test_another_requirement_is_another_question(fitted: Fitted, tmp_path: Path) -> None:
-    fixture, tight = residual(), fitted(residual)
+def test_another_requirement_is_another_question(finished: Finished, tmp_path: Path) -> None:
+    fixture, tight = residual(), finished(residual)
     shutil.copytree(tight.folder, tmp_path / "run")
     loose = bisect_trt.bisect(
         fixture.model, fixture.inputs, require="rel_range<=1e-2", out=tmp_path / "run", robust=0
@@ -163,7 +163,7 @@ def command_of(fixture: Fixture, require: str, folder: Path) -> list[str]:
     return [sys.executable, "-m", "bisect_trt", "run", *saved(fixture, folder), *asked]
 
 
-def test_kill_loses_at_most_the_evaluation_in_flight(fitted: Fitted, tmp_path: Path) -> None:
+def test_kill_loses_at_most_the_evaluation_in_flight(finished: Finished, tmp_path: Path) -> None:
     fixture, out = residual(), tmp_path / "run"
     command = command_of(fixture, fixture.require, tmp_path)
     process = subprocess.Popen(
@@ -178,7 +178,7 @@ def test_kill_loses_at_most_the_evaluation_in_flight(fitted: Fitted, tmp_path: P
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (out / "run.json").exists(), "nothing pretends to be finished"
-    whole = fitted(residual)
+    whole = finished(residual)
     finished = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     resumed = json.loads(finished.stdout)
     assert finished.returncode == 0 and resumed["pinned"] == whole.pinned
@@ -279,12 +279,12 @@ def test_several_samples_are_judged_by_the_worst(tmp_path: Path) -> None:
     assert row["max_abs"] >= row["mean_over_samples_max_abs"]
 
 
-def test_workers_find_the_same_set(fitted: Fitted, tmp_path: Path) -> None:
+def test_workers_find_the_same_set(finished: Finished, tmp_path: Path) -> None:
     result = run(encoder_decomposed(), tmp_path / "run", workers=3)
-    assert result.pinned == fitted(encoder_decomposed).pinned
+    assert result.pinned == finished(encoder_decomposed).pinned
 
 
-def test_noise_is_warned_about(fitted: Fitted, tmp_path: Path) -> None:
+def test_noise_is_warned_about(finished: Finished, tmp_path: Path) -> None:
     fixture = healthy()
     noise = {"x": np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)}
     result = bisect_trt.bisect(
@@ -296,7 +296,7 @@ def test_noise_is_warned_about(fitted: Fitted, tmp_path: Path) -> None:
         fixture.model, constant, require=fixture.require, out=tmp_path / "run2", robust=0
     )
     assert any("constant" in f.message for f in result.findings)
-    assert not fitted(healthy).findings
+    assert not finished(healthy).findings
 
 
 def test_files_of_the_fixtures_are_rebuilt_bit_for_bit() -> None:

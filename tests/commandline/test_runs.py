@@ -32,7 +32,7 @@ from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
 from fixtures.subgraphs import branch
 from tests.command import call
-from tests.conftest import Fitted, forbid_inferences
+from tests.conftest import Finished, forbid_inferences
 from tests.report.synthetic import synthetic_result
 
 
@@ -52,11 +52,11 @@ def settings(fixture: Fixture, out: Path) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def folders(fitted: Fitted, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One model in two forms, and a requirement that it cannot meet."""
     missed = tmp_path_factory.mktemp("runs") / "missed"
     run(encoder_layernorm(), missed, require="max_abs<=1e-12")
-    runs = {"pins": fitted(encoder_decomposed), "fused": fitted(encoder_layernorm)}
+    runs = {"pins": finished(encoder_decomposed), "fused": finished(encoder_layernorm)}
     return {name: result.folder for name, result in runs.items()} | {"missed": missed}
 
 
@@ -203,8 +203,8 @@ def test_a_bound_is_the_same_however_it_is_written(one: str, other: str, same: b
     assert (set(found["before"]) | set(found["after"]) == {"met"}) is same
 
 
-def test_two_models_are_not_compared(folders: dict[str, Path], fitted: Fitted) -> None:
-    ended = call("diff", folders["pins"], fitted(residual).folder)
+def test_two_models_are_not_compared(folders: dict[str, Path], finished: Finished) -> None:
+    ended = call("diff", folders["pins"], finished(residual).folder)
     assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
     assert "cannot be compared: of " in ended.output
 
@@ -219,9 +219,9 @@ def test_what_is_no_run_is_told_in_one_line(folders: dict[str, Path], tmp_path: 
 
 
 def test_a_search_begun_at_an_older_plan_saves_its_evaluations(
-    fitted: Fitted, tmp_path: Path
+    finished: Finished, tmp_path: Path
 ) -> None:
-    fresh = fitted(residual)
+    fresh = finished(residual)
     begun = run(residual(), tmp_path / "begun", start_from=fresh.folder / "plan.json")
     assert begun.pinned == fresh.pinned and begun.pins["proved"].all()
     # The set, each removal by the first emulator, some by the second, and the baselines.
@@ -248,9 +248,9 @@ def test_a_plan_of_another_model_is_no_start(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_compare_does_not_take_the_place_of_an_answer(fitted: Fitted, tmp_path: Path) -> None:
+def test_compare_does_not_take_the_place_of_an_answer(finished: Finished, tmp_path: Path) -> None:
     fixture, out = healthy(), tmp_path / "out"
-    shutil.copytree(fitted(healthy).folder, out)
+    shutil.copytree(finished(healthy).folder, out)
     before = {path.name for path in out.iterdir()}
     with pytest.raises(BadInputError, match="holds a run's answer"):
         pipeline.compare(settings(fixture, out))

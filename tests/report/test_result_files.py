@@ -46,7 +46,7 @@ from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, unsavable
-from tests.conftest import Fitted, run_model, same
+from tests.conftest import Finished, run_model, same
 
 HOSTILE = (
     "=HYPERLINK(A1)",
@@ -95,12 +95,12 @@ def run(fixture: Fixture, out: Path, **options: Any) -> Result:
 
 
 @pytest.fixture(scope="module")
-def runs(fitted: Fitted, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+def runs(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """One that ends with pins, one with nothing to pin and a validated answer, one that fails."""
     made = {
         "pins": run(hostile(), tmp_path_factory.mktemp("pins")),
         "none": run(healthy(), tmp_path_factory.mktemp("none"), robust=0.9),
-        "fails": fitted(unsavable),
+        "fails": finished(unsavable),
     }
     return made
 

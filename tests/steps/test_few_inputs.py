@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture, waves
 from fixtures.models import conv_clip, healthy, residual
 from tests.command import call
+from tests.conftest import Finished
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -218,22 +219,15 @@ def test_verify_says_that_a_plan_is_lucky_before_anything_else(tmp_path: Path) -
     assert "The plan is overfitted: it holds on the given inputs" in found.output
 
 
-@pytest.mark.parametrize(("fixture", "share"), [(encoder_decomposed(), 0.95), (conv_clip(), 0.9)])
+@pytest.mark.parametrize(("make", "share"), [(encoder_decomposed, 0.95), (conv_clip, 0.9)])
 def test_what_a_set_scores_without_a_pin_is_in_tolerances(
-    fixture: Fixture, share: float, tmp_path: Path
+    make: Callable[[], Fixture], share: float, finished: Finished
 ) -> None:
     """A set is held to less than the tolerance while it is made smaller: what it then misses it may
     still meet, and its score says so; ``proof_evaluation`` is the one of the set's evaluations that
     shows it.
     """
-    result = bisect_trt.bisect(
-        fixture.model,
-        fixture.inputs,
-        require=fixture.require,
-        runner="emulated",
-        out=tmp_path,
-        robust=share,
-    )
+    result = finished(make, share)
     proved = result.pins[result.pins["proved"]]
     assert len(proved) and (proved["tolerance_share"] < 1.0).any()
     for pin in proved.itertuples():

@@ -27,7 +27,7 @@ from bisect_trt.runners.ort_session import reference_session
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import waves
 from fixtures.models import healthy, residual, unsavable
-from tests.conftest import Fitted, run_model, same
+from tests.conftest import Finished, run_model, same
 from tests.model.test_normalised import function_model
 from tests.models import DETECTOR, page
 
@@ -302,11 +302,11 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
     assert reduced.cause is Cause.OVERFLOW, "which strict FP32 has no part in"
 
 
-def test_what_is_held_does_not_mix_up_the_cache(fitted: Fitted, tmp_path: Path) -> None:
+def test_what_is_held_does_not_mix_up_the_cache(finished: Finished, tmp_path: Path) -> None:
     """The signed errors that a search grows from are those of the same elements in every run."""
     fixture = residual()
 
-    shutil.copytree(fitted(residual).folder, tmp_path / "one")
+    shutil.copytree(finished(residual).folder, tmp_path / "one")
     again, fresh = (
         bisect_trt.bisect(
             fixture.model,

@@ -15,6 +15,8 @@ from fixtures.build import GraphBuilder
 from fixtures.fixture import waves
 from tests.conftest import forbid_inferences
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 
 def scaled(places: int, *factors: float) -> list[dict[str, np.ndarray]]:
     return [{"x": waves(1, 1, places) * np.float32(factor)} for factor in factors]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual, tf32_victim
 from fixtures.tokens import sentence, token_encoder
-from tests.conftest import forbid_inferences, run_model
+from tests.conftest import Finished, forbid_inferences, run_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -154,20 +155,20 @@ def test_no_search_set_is_made_where_nothing_is_searched(
     assert copied == [4]
 
 
-def test_clear_culprits_are_found_and_proved_as_ever(tmp_path: Path) -> None:
-    fixture = encoder_decomposed()
-    result = run(fixture, tmp_path)
+def test_clear_culprits_are_found_and_proved_as_ever(finished: Finished) -> None:
+    fixture, result = encoder_decomposed(), finished(encoder_decomposed, 0.95)
     assert set(result.pinned) == fixture.pins and result.complete and not result.ranked
     assert result.validation is not None and result.validation.word.value == "inconclusive"
     assert result.pins["proved"].all() and (result.pins["tolerance_share"] < 1.0).all()
 
 
 def test_the_same_command_again_asks_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run(residual(), tmp_path)
+    first = finished(residual, 0.95)
+    shutil.copytree(first.folder, tmp_path / "run")
     forbid_inferences(monkeypatch)
-    again = run(residual(), tmp_path)
+    again = run(residual(), tmp_path / "run")
     assert again.pinned == first.pinned and again.validation == first.validation
     assert again.new_evaluations == 0
 

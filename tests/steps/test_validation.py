@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,7 +74,7 @@ def chance(copies: int, misses: int, share: float) -> float:
 
 
 @pytest.mark.parametrize("share", [0.8, 0.95, 0.99])
-@pytest.mark.parametrize("seconds", [1e-3, 0.01, 0.1, 0.6])
+@pytest.mark.parametrize("seconds", [1e-3, 0.1, 0.6])
 def test_a_plan_below_the_share_is_validated_in_five_of_a_hundred_runs_at_most(
     tmp_path: Path, share: float, seconds: float
 ) -> None:
@@ -89,9 +89,8 @@ def test_a_plan_below_the_share_is_validated_in_five_of_a_hundred_runs_at_most(
         t in bounding or t.copies < copies_needed(share, t.confidence, t.misses) for t in tests
     )
     assert math.fsum(chance(t.copies, t.misses, share) for t in bounding) <= 0.05
-    if seconds <= 0.01:
-        assert bounding == tests
     if seconds == 1e-3:
+        assert bounding == tests
         first = tests[0]
         assert first.risk == max(test.risk for test in tests) == pytest.approx(0.05 * 2.0 / 3.0)
         # A plan with some room passes; asked for no miss at all it would be refused here.
@@ -222,7 +221,7 @@ def test_what_the_first_judge_refuses_the_second_is_not_asked(
 
 @pytest.mark.parametrize(
     ("count", "bad", "refuses"),
-    [(40, 0, False), (40, 1, True), (100, 0, False), (100, 1, True), (110, 1, False)],
+    [(40, 0, False), (100, 1, True), (110, 1, False)],
 )
 def test_with_fewer_inputs_than_wanted_fewer_may_miss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, bad: int, refuses: bool
@@ -294,28 +293,14 @@ def test_risk_that_was_spent_is_not_spent_again(
 MADE: list[int] = []
 
 
-def making(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """An augmented input; how many were made is making."""
+def counted(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    """An augmented input, which is counted."""
     MADE.append(1)
     return {n: np.float32(a * generator.uniform(0.9, 1.1)) for n, a in inputs.items()}
 
 
-def counted_case(tmp_path: Path, scales: Sequence[float] = (1.0,), **more: Any) -> Problem:
-    fixture = healthy()
-    settings = Settings(
-        fixture.model,
-        [{n: np.float32(a * s) for n, a in fixture.inputs.items()} for s in scales],
-        require=more.pop("require", fixture.require),
-        augmented=f"{__name__}:making",
-        runner="emulated",
-        out=tmp_path,
-        **more,
-    )
-    return load(settings, Observer())
-
-
 def test_both_judges_and_the_bounds_are_of_copies_made_once(tmp_path: Path) -> None:
-    problem = counted_case(tmp_path)
+    problem = varied_case(healthy(), [healthy().inputs], ["counted"], tmp_path)
     MADE.clear()
     with open_context(problem, Observer()) as context:
         test = planned_test(problem, 0, 1e-4, last=False)
