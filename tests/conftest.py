@@ -22,7 +22,7 @@ import bisect_trt
 from bisect_trt.report import terminal
 from bisect_trt.runners.ort_session import opened
 from fixtures.fixture import Fixture
-from tests.engines import judged, on_engine, reproducible, without_misses
+from tests.engines import at_most_missed, judged, on_engine, reproducible
 
 __all__ = ["judged", "on_engine", "reproducible"]
 
@@ -113,8 +113,15 @@ def waves() -> NDArray[np.float32]:
 
 @pytest.fixture
 def few_draws() -> Iterator[None]:
-    """As :func:`without_misses`."""
-    with without_misses():
+    """As :func:`at_most_missed`, none."""
+    with at_most_missed(0):
+        yield
+
+
+@pytest.fixture
+def some_misses() -> Iterator[None]:
+    """As :func:`at_most_missed`, a few, also where the module's other tests let none miss."""
+    with at_most_missed(3):
         yield
 
 
@@ -147,7 +154,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     @cache
     def run(make: Callable[[], Fixture], robust: float = 0.0) -> bisect_trt.Result:
         fixture = make()
-        with without_misses():
+        with at_most_missed(0):
             return bisect_trt.bisect(
                 fixture.model,
                 fixture.inputs,

@@ -26,7 +26,7 @@ from fixtures.fixture import Fixture
 from fixtures.models import unsavable
 from fixtures.subgraphs import branch, loop
 from tests.command import call, saved
-from tests.engines import without_misses
+from tests.engines import at_most_missed
 from tests.model.test_normalised import function_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -45,7 +45,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A run of the encoder: its arguments, what it said, and its folder."""
     folder = tmp_path_factory.mktemp("done")
     arguments = files(encoder_decomposed(), folder)
-    with without_misses():
+    with at_most_missed(0):
         return arguments, call("run", *arguments), folder / "run"
 
 

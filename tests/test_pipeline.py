@@ -219,6 +219,7 @@ def test_golden_outputs_are_compared_first(tmp_path: Path) -> None:
     result = run(fixture, tmp_path / "b", golden={"y": golden["y"] + 0.5})
     assert (result.cause.value, result.exit_code) == ("golden-mismatch", 1)
     assert "times the tolerance, in 'y'" in result.sentence
+    assert "preprocessing" in result.sentence
     assert "no requirement is on it" not in result.sentence
     assert (tmp_path / "b" / "run.json").exists() and result.new_evaluations == 0
 

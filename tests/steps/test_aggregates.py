@@ -73,15 +73,15 @@ def test_a_metric_of_all_inputs_decides(tmp_path: Path, monkeypatch: pytest.Monk
     assert again.pinned == result.pinned and again.validation == result.validation
 
 
+@pytest.mark.usefixtures("some_misses")
 @pytest.mark.slow
 @pytest.mark.parametrize("robust", [0.0, None])
 def test_a_share_of_the_inputs_decides_where_that_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, robust: float | None
+    tmp_path: Path, robust: float | None
 ) -> None:
     """One of five inputs is thirty times as large, and misses what the others meet: its copies
     would too, so that no more of unseen inputs are asked to hold than of the given ones.
     """
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 3)
     given = inputs(5)
     name = next(iter(given[0]))
     given[4] = {name: given[4][name] * 30.0}
@@ -158,11 +158,9 @@ def test_the_frontier_is_judged_on_the_inputs_that_decide(tmp_path: Path) -> Non
     assert first["given_missed"] == result.samples[left_out]
 
 
+@pytest.mark.usefixtures("some_misses")
 @pytest.mark.slow
-def test_a_point_of_the_frontier_can_be_picked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 3)
+def test_a_point_of_the_frontier_can_be_picked(tmp_path: Path) -> None:
     half = run(tmp_path / "half", 4, pick=0.5)
     most = run(tmp_path / "most", 4, pick=1.0)
     assert half.passed and most.passed and len(half.pinned) < len(most.pinned)

@@ -176,11 +176,9 @@ def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
     assert "--allow-misses 0.5 does nothing here" in messages(result)
 
 
-def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("some_misses")
+def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path: Path) -> None:
     """Two of fifty inputs are so large that they miss; the trade-off curve is judged on 24."""
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 3)
     fixture, shares = healthy(), np.linspace(0.9, 1.0, 50)
     shares[[1, 3]] = 30.0, 40.0
     result = bisect_trt.bisect(

@@ -26,22 +26,28 @@ def searched(
     fewest: int = 0,
     pick: float | None = None,
     forgotten: list[int] | None = None,
-) -> RobustSet | None:
+    search_set: Any = None,
+) -> RobustSet:
     """What the rounds end with, where the search set and the tests are made of numbers."""
     # Some of the given inputs may miss: no layer is asked where it breaks few.
     settings = SimpleNamespace(pick=pick, share_of_given=0.9)
     requirements = SimpleNamespace(tells_of_all=False)
     problem: Any = SimpleNamespace(begin=(), settings=settings, requirements=requirements)
     context: Any = SimpleNamespace(
-        tell=lambda _: None, evaluator=SimpleNamespace(workers=1), engine=None
+        tell=lambda _: None,
+        evaluator=SimpleNamespace(workers=1),
+        engine=None,
+        time=SimpleNamespace(search_ended=lambda: None),
     )
-    search_set: Any = SimpleNamespace(
+    search_set = search_set or SimpleNamespace(
         base=PrecisionPlan("fp16"),
         add=lambda _: None,
         forget=lambda below: None if forgotten is None else forgotten.append(below),
     )
     room = Headroom(1.0, 0.0, 0.95)
-    return RobustSearch(problem, context, search_set, names, strength, room).run(fewest)
+    found = RobustSearch(problem, context, search_set, names, strength, room).run(fewest)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -69,7 +75,7 @@ def test_a_refused_prefix_grows_to_what_should_pass(
     if not grow:
         monkeypatch.setattr(prefix, "grown", lambda _, length, __: length)
     found = searched(names, strength)
-    assert asked == tested and found is not None
+    assert asked == tested
     assert (found.validation is not None) is grow
 
 
@@ -90,14 +96,12 @@ def test_what_is_picked_is_the_fewest_between_refused_and_held(
         return (None, "validation") if held else (Refusal("augmented", (), 9, 1.9), None)
 
     monkeypatch.setattr(select_robust, "final_validation", final_validation)
-    monkeypatch.setattr(select_robust, "final_validation", final_validation)
-    monkeypatch.setattr(select_robust, "shortest_passing", lambda *asked: max(62, asked[3]))
     monkeypatch.setattr(select_robust, "shortest_passing", lambda *asked: max(62, asked[3]))
     monkeypatch.setattr(select_robust, "shrunk", lambda *_: None)
     forgotten: list[int] = []
     found = searched(names, strength, pick=pick, forgotten=forgotten)
     assert forgotten == ([124, 78] if pick else [124]), "what was refused is in nobody's hand"
-    assert asked == tested and found is not None
+    assert asked == tested
     assert (
         len(found.pinned) == found.prefix == pins
         and found.validation == "validation"
@@ -116,7 +120,7 @@ def test_a_set_of_fewer_pins_than_an_engine_refused_is_not_given(
     monkeypatch.setattr(select_robust, "shrunk", lambda *_: dict.fromkeys(smaller))
     monkeypatch.setattr(select_robust, "final_validation", lambda *_: (None, "validation"))
     found = searched(names, {}, fewest)
-    assert found is not None and len(found.pinned) == (24 if fewest else 10)
+    assert len(found.pinned) == (24 if fewest else 10)
 
 
 @pytest.mark.parametrize(("length", "proved"), [(30, True), (30, False), (31, True)])
@@ -131,7 +135,7 @@ def test_only_what_can_be_proved_is_shrunk(
     monkeypatch.setattr(select_robust, "shrunk", lambda *_: proof)
     monkeypatch.setattr(select_robust, "final_validation", lambda *_: (None, "validation"))
     found = searched(names, {})
-    assert found is not None and found.ranked is (len(found.pinned) == length)
+    assert found.ranked is (len(found.pinned) == length)
     assert found.ranked is (length == 31 or not proved)
 
 
@@ -287,17 +291,4 @@ def cut_short(
         raise BudgetSpentError
 
     monkeypatch.setattr(select_robust, "final_validation", too_late)
-    # Some of the given inputs may miss: no layer is asked where it breaks few.
-    settings = SimpleNamespace(pick=None, share_of_given=0.9)
-    requirements = SimpleNamespace(tells_of_all=False)
-    problem: Any = SimpleNamespace(begin=(), settings=settings, requirements=requirements)
-    context: Any = SimpleNamespace(
-        tell=lambda _: None,
-        evaluator=SimpleNamespace(workers=1),
-        time=SimpleNamespace(search_ended=lambda: None),
-    )
-    room = Headroom(1.0, 0.0, 0.95)
-    asked: Any = search_set
-    found = RobustSearch(problem, context, asked, names, {}, room).run()
-    assert found is not None
-    return found
+    return searched(names, {}, search_set=search_set)

@@ -17,7 +17,7 @@ from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.statistics import copies_needed
 from bisect_trt.settings import Settings
-from bisect_trt.steps import answer, validation_inputs
+from bisect_trt.steps import answer
 from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.samples import augmented, perturbs
@@ -35,6 +35,7 @@ from bisect_trt.steps.validation_inputs import (
 )
 from fixtures.fixture import Fixture
 from fixtures.models import healthy
+from tests.engines import at_most_missed
 
 
 def case_of(tmp_path: Path, share: float, require: str = "max_abs<=1") -> Problem:
@@ -145,16 +146,16 @@ def seldom_too_large(inputs: Mapping[str, Any], generator: np.random.Generator) 
 
 @pytest.mark.parametrize(("most", "word"), [(3, "validated"), (0, None)])
 def test_a_few_misses_are_let_pass_where_there_is_time_for_the_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, word: str | None
+    tmp_path: Path, most: int, word: str | None
 ) -> None:
     """Perturbed copies all pass; of the augmented inputs a few miss."""
-    monkeypatch.setattr(validation_inputs, "MAX_MISSES", most)
     fixture = healthy()
     # Of 59 inputs: of fewer, of which a copy misses by far, nothing is said of others.
     shares = np.linspace(0.9, 1.0, 59)
     inputs = [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in shares]
     problem = varied_case(fixture, inputs, ["seldom_too_large"], tmp_path)
-    test, refused, validation = first_test_of(problem)
+    with at_most_missed(most):
+        test, refused, validation = first_test_of(problem)
     assert validation.perturbed.passed == validation.perturbed.tested == test.copies
     assert validation.augmented.tested == test.copies and 0.95 < validation.augmented.share < 1.0
     assert (refused is None) == (validation.word is not None and validation.word.value == word)
