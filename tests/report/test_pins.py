@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
-import bisect_trt
 from bisect_trt.graph import list_layers
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.patterns import Pattern, find_patterns
@@ -20,6 +18,7 @@ from bisect_trt.search.find import (
     regime_of,
 )
 from fixtures.encoders import encoder_decomposed
+from tests.conftest import Finished
 
 
 def test_layernorms_are_told_as_such() -> None:
@@ -70,16 +69,8 @@ def test_auc_bound_and_violations() -> None:
     assert count_violations(sets) == 1
 
 
-def test_a_run_reports_them(tmp_path: Path) -> None:
-    fixture = encoder_decomposed()
-    result = bisect_trt.bisect(
-        fixture.model,
-        fixture.inputs,
-        require=fixture.require,
-        runner="emulated",
-        out=tmp_path / "few",
-        robust=0,
-    )
+def test_a_run_reports_them(finished: Finished) -> None:
+    result = finished(encoder_decomposed)
     search = result.as_json()["search"]
     assert (
         search["regime"] == "few culprits"
@@ -88,5 +79,5 @@ def test_a_run_reports_them(tmp_path: Path) -> None:
     )
     assert search["blocks"] == ["5 of the 5 LayerNorms: Pow, ReduceMean of each"]
     assert search["information_bound"] == pytest.approx(information_bound(75, 10))
-    report = (tmp_path / "few" / "report.html").read_text()
+    report = (result.folder / "report.html").read_text()
     assert "5 of the 5 LayerNorms: Pow, ReduceMean of each" in report
