@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+
+
+def parsed(
+    body: str,
+    inputs: str = "float[1, 16] x",
+    outputs: str = "float[1, 16] y",
+    constants: str = "",
+    opset: int = 17,
+    **weights: NDArray[Any] | np.generic,
+) -> onnx.ModelProto:
+    """A model in ONNX's text form; ``weights`` are more of its ``constants``."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : {opset}]>
+        g ({inputs}) => ({outputs}) <{constants}> {{ {body} }}"""
+    )
+    stored = [numpy_helper.from_array(np.asarray(a), name) for name, a in weights.items()]
+    model.graph.initializer.extend(stored)
+    return model
 
 
 def branching(*, recurrent: bool = False) -> tuple[onnx.ModelProto, dict[str, NDArray[np.generic]]]:

@@ -31,6 +31,7 @@ from fixtures.fixture import Fixture
 from fixtures.models import residual
 from tests.command import call, saved
 from tests.conftest import HANG_S, without_progress
+from tests.networks import parsed
 
 COMMAND = [sys.executable, "-m", "bisect_trt"]
 
@@ -269,11 +270,8 @@ def test_a_full_disk_loses_nothing(kilobytes: int, tmp_path: Path) -> None:
 def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     x = np.zeros((64, 1024, 1024), np.float32)
     np.save(tmp_path / "x.npy", x)
-    info = [onnx.helper.make_tensor_value_info(n, 1, [64, 1024, 1024]) for n in "xy"]
-    node = onnx.helper.make_node("Exp", ["x"], ["y"], "exp")
-    graph = onnx.helper.make_graph([node], "g", info[:1], info[1:])
-    opset = [onnx.helper.make_opsetid("", 17)]
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "m.onnx")
+    shape = "float[64, 1024, 1024]"
+    onnx.save(parsed("[exp] y = Exp(x)", f"{shape} x", f"{shape} y"), tmp_path / "m.onnx")
     arguments = [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npy"), "--robust", "0"]
     ended = spawned(
         ["run", *arguments, "--out", str(tmp_path / "run")],

@@ -31,6 +31,7 @@ from fixtures.fixture import Fixture
 from fixtures.models import ALL, healthy, residual, tf32_victim
 from tests.command import saved
 from tests.conftest import Finished, forbid_inferences, run_model
+from tests.networks import parsed
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -307,34 +308,14 @@ def test_files_of_the_fixtures_are_rebuilt_bit_for_bit() -> None:
         assert (FILES / f"{fixture.name}.npz").read_bytes() == input_bytes(fixture)
 
 
-def _run_nodes(
-    nodes: list[onnx.NodeProto],
-    output: onnx.ValueInfoProto,
-    x: np.ndarray,
-    out: Path,
-    **weights: np.ndarray,
-) -> Result:
-    info = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, list(x.shape))
-    tensors = [onnx.numpy_helper.from_array(a, n) for n, a in weights.items()]
-    graph = onnx.helper.make_graph(nodes, "g", [info], [output], tensors)
-    model = onnx.helper.make_model(
-        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
-    )
-    return bisect_trt.bisect(model, {"x": x}, out=out, robust=0)
-
-
 def test_outputs_whose_shape_depends_on_values(tmp_path: Path) -> None:
     """FP16 rounds 1.0001 to 1, so fewer elements exceed 1 and the output shrinks: a failure like
     any other.
     """
-    nodes = [
-        onnx.helper.make_node("Mul", ["x", "one"], ["m"], "mul"),
-        onnx.helper.make_node("Greater", ["m", "one"], ["g"], "greater"),
-        onnx.helper.make_node("Compress", ["m", "g"], ["y"], "compress"),
-    ]
-    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n"])
+    body = "[mul] m = Mul(x, one) [greater] g = Greater(m, one) [compress] y = Compress(m, g)"
+    model = parsed(body, "float[4] x", "float[n] y", one=np.float32(1))
     x = np.float32([0.5, 1.0001, 2.0, 1.0001])
-    result = _run_nodes(nodes, output, x, tmp_path / "run", one=np.float32(1))
+    result = bisect_trt.bisect(model, {"x": x}, out=tmp_path / "run", robust=0)
     assert result.passed and result.pinned == ["mul"]
     assert result.search["note"].str.contains("shape of output 'y' changed").any()
     assert "But output 'y' has another shape in FP16 than in FP32." in headline(result)
@@ -344,15 +325,10 @@ def test_a_plan_that_cannot_run_is_a_verdict(tmp_path: Path) -> None:
     """The index 2049 is no FP16 number: it becomes 2048, and 4095 becomes 4096, which is out of
     range.
     """
-    nodes = [
-        onnx.helper.make_node("Mul", ["x", "one"], ["m"], "mul"),
-        onnx.helper.make_node("Cast", ["m"], ["i"], "to_index", to=onnx.TensorProto.INT64),
-        onnx.helper.make_node("Gather", ["table", "i"], ["y"], "gather"),
-    ]
-    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    body = "[mul] m = Mul(x, one) [to_index] i = Cast<to = 7>(m) [gather] y = Gather(table, i)"
     table = np.arange(4096, dtype=np.float32) / 4096
-    result = _run_nodes(
-        nodes, output, np.float32([4095.0, 7.0]), tmp_path / "run", one=np.float32(1), table=table
-    )
+    model = parsed(body, "float[2] x", "float[2] y", one=np.float32(1), table=table)
+    x = np.float32([4095.0, 7.0])
+    result = bisect_trt.bisect(model, {"x": x}, out=tmp_path / "run", robust=0)
     assert "crashed" in set(result.search["outcome"])
     assert result.passed and result.pinned == ["mul"]

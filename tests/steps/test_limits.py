@@ -30,10 +30,12 @@ from fixtures.models import healthy, residual, unsavable
 from tests.conftest import Finished, run_model, same
 from tests.model.test_normalised import function_model
 from tests.models import DETECTOR, page
+from tests.networks import parsed
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
-F, H = TensorProto.FLOAT, TensorProto.FLOAT16
+F = TensorProto.FLOAT
+SQUARE = "float[4, 4] x"
 
 
 def model_of(
@@ -83,15 +85,10 @@ def test_operators_that_are_not_lowered_are_in_the_headline(tmp_path: Path) -> N
 
 
 def test_a_half_precision_model_inside_fp32_borders_is_told(tmp_path: Path) -> None:
-    half = np.eye(8, dtype=np.float16)
-    nodes = [
-        helper.make_node("Relu", ["x"], ["r"], "relu"),
-        helper.make_node("Cast", ["r"], ["h"], "down", to=H),
-        helper.make_node("MatMul", ["h", "w"], ["a"], "one"),
-        helper.make_node("MatMul", ["a", "w"], ["b"], "two"),
-        helper.make_node("Cast", ["b"], ["y"], "up", to=F),
-    ]
-    result = run(model_of(nodes, [4, 8], w=half), waves(0, 4, 8), tmp_path / "run")
+    body = """[relu] r = Relu(x) [down] h = Cast<to = 10>(r) [one] a = MatMul(h, w)
+        [two] b = MatMul(a, w) [up] y = Cast<to = 1>(b)"""
+    model = parsed(body, "float[4, 8] x", "float[4, 8] y", w=np.eye(8, dtype=np.float16))
+    result = run(model, waves(0, 4, 8), tmp_path / "run")
     assert result.passed
     (told,) = (f.message for f in result.findings if f.kind == "lifted")
     assert told.startswith("3 nodes of 5 run in FP16 in the source already")
@@ -99,39 +96,33 @@ def test_a_half_precision_model_inside_fp32_borders_is_told(tmp_path: Path) -> N
 
 
 def test_a_reference_of_which_nothing_can_be_compared_is_refused(tmp_path: Path) -> None:
-    log = [helper.make_node("Log", ["x"], ["y"], "log")]
+    log = "[log] y = Log(x)"
     for value in (-1.0, 0.0):
         x = np.full((4, 4), value, np.float32)
         with pytest.raises(BadInputError, match="'y' of the FP32 reference is NaN or infinite"):
-            run(model_of(log, [4, 4]), x, tmp_path / "run", require="cosine>=0.99")
+            run(parsed(log, SQUARE, "float[4, 4] y"), x, tmp_path / "run", require="cosine>=0.99")
         assert not (tmp_path / "run" / "run.json").exists()
-    both = [*log, helper.make_node("Relu", ["x"], ["z"], "relu")]
-    model = model_of(both, [4, 4], {"y": None, "z": None})
+    model = parsed(f"{log} [relu] z = Relu(x)", SQUARE, "float[4, 4] y, float[4, 4] z")
     x = np.full((4, 4), -1.0, np.float32)
     assert run(model, x, tmp_path / "run", require="z:max_abs<=1").passed, "the other is looked at"
 
 
 def test_a_reference_that_can_be_compared_in_part_says_which(tmp_path: Path) -> None:
     x = np.linspace(-3.0, 1.0, 16, dtype=np.float32).reshape(4, 4)
-    log = [helper.make_node("Log", ["x"], ["y"], "log")]
-    result = run(model_of(log, [4, 4]), x, tmp_path / "run")
+    result = run(parsed("[log] y = Log(x)", SQUARE, "float[4, 4] y"), x, tmp_path / "run")
     assert "12 NaN or infinite values" in headline(result)
     assert any("the other 25 % of its elements" in f.message for f in result.findings)
 
 
 def test_outputs_that_are_empty_are_told(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Greater", ["x", "high"], ["g"], "g"),
-        helper.make_node("Compress", ["x", "flat"], ["y"], "compress"),
-        helper.make_node("Reshape", ["g", "minus"], ["flat"], "flatten"),
-        helper.make_node("MatMul", ["x", "w"], ["z"], "m"),
-    ]
+    body = """[g] g = Greater(x, high) [flatten] flat = Reshape(g, minus)
+        [compress] y = Compress(x, flat) [m] z = MatMul(x, w)"""
     weights: dict[str, Any] = {"high": np.float32(9), "minus": np.array([-1])}
     weights["w"] = np.eye(4, dtype=np.float32)
     x = waves(0, 4, 4)
     with pytest.raises(BadInputError, match="'y' is empty on the given inputs"):
-        run(model_of(nodes, [4, 4], **weights), x, tmp_path / "run")
-    both = run(model_of(nodes, [4, 4], {"y": None, "z": None}, **weights), x, tmp_path / "run")
+        run(parsed(body, SQUARE, "float[n] y", **weights), x, tmp_path / "run")
+    both = run(parsed(body, SQUARE, "float[n] y, float[4, 4] z", **weights), x, tmp_path / "run")
     assert "output 'y' is empty on the given inputs" in headline(both)
 
 

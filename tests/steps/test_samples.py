@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.sample import Sample
@@ -19,6 +18,7 @@ from bisect_trt.steps.problem import load
 from bisect_trt.steps.samples import usable
 from fixtures.models import residual
 from tests.conftest import Sessions
+from tests.networks import parsed
 
 
 @pytest.fixture
@@ -108,13 +108,7 @@ def test_a_copy_that_leaves_what_the_model_is_made_for_is_refused(context: Conte
 
 def test_which_outputs_may_be_undefined_is_asked_of_every_given_input(tmp_path: Path) -> None:
     """A masked row is NaN in the reference too; of four inputs alone the order would decide."""
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy")
-    nodes = [helper.make_node("Div", ["x", "x"], ["y"], name="div")]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", [x], [y]),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=9,
-    )
+    model = parsed("[div] y = Div(x, x)", "float[4] x", "float[4] y")
     inputs = [{"x": np.arange(1, 5, dtype=np.float32) + n} for n in range(8)]
     inputs[3]["x"][1] = 0.0
     for number, given in enumerate((inputs, inputs[:3])):
