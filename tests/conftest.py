@@ -196,7 +196,9 @@ def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("an inference was made")
 
     for inference in (
-        "node_by_node.NodeByNode._execute",
+        "node_by_node.NodeByNode.outputs",
+        "node_by_node.NodeByNode.trace",
+        "node_by_node.NodeByNode.exact",
         "switched_session.SegmentSession.run",
         "second_emulator.run_all",
         "reference.Reference.outputs",

@@ -10,10 +10,11 @@ import numpy as np
 import onnx
 import onnx.version_converter
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
+from tests.networks import parsed
 
 X = np.linspace(-1.0, 1.0, 64, dtype=np.float32).reshape(8, 8).T.copy()
 
@@ -21,10 +22,7 @@ X = np.linspace(-1.0, 1.0, 64, dtype=np.float32).reshape(8, 8).T.copy()
 def run(
     body: str, out: Path, scale: float = 1.0, shape: str = "8,n", **options: Any
 ) -> bisect_trt.Result:
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[8,8] x) => (float[{shape}] y) {{
-        {body} }}"""
-    )
+    model = parsed(body, "float[8, 8] x", f"float[{shape}] y")
     chosen = {"require": "max_abs<=1", "runner": "emulated", "robust": 0, "out": out, **options}
     return bisect_trt.bisect(model, {"x": X * np.float32(scale)}, **chosen)
 
@@ -89,14 +87,8 @@ HIDES, SHOWS = np.float32([1.0, 0.0]), np.float32([1.0, 1.0])
 
 def model() -> onnx.ModelProto:
     """``y = x * w``, of an opset that BF16 has to raise."""
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "w"], ["y"], name="scale")],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
-        [numpy_helper.from_array(np.float32([1.0, 1.0]), "w")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=8)
+    weight = np.float32([1.0, 1.0])
+    return parsed("[scale] y = Mul(x, w)", "float[2] x", "float[2] y", opset=12, w=weight)
 
 
 @pytest.fixture

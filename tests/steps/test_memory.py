@@ -24,6 +24,7 @@ from bisect_trt.model.shapes import live_bytes
 from bisect_trt.settings import Settings
 from bisect_trt.steps import memory_need
 from tests.command import call
+from tests.networks import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 KB = 1024
@@ -31,17 +32,10 @@ KB = 1024
 
 def chain(rows: int | str = 4) -> onnx.ModelProto:
     """x (4 kB) -> a product of 8 kB -> in its place -> a transposition of 8 kB -> 4 bytes a row."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"], "product"),
-        helper.make_node("Relu", ["a"], ["b"], "relu"),
-        helper.make_node("Transpose", ["b"], ["c"], "transposed"),
-        helper.make_node("ReduceMean", ["c"], ["y"], "mean", axes=[0], keepdims=0),
-    ]
-    values = [("x", [rows, 256]), ("y", [rows])]
-    made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in values]
-    weight = numpy_helper.from_array(np.ones((256, 512), np.float32), "w")
-    graph = helper.make_graph(nodes, "g", made[:1], made[1:], [weight])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    body = """[product] a = MatMul(x, w) [relu] b = Relu(a) [transposed] c = Transpose(b)
+        [mean] y = ReduceMean<axes = [0], keepdims = 0>(c)"""
+    weight = np.ones((256, 512), np.float32)
+    return parsed(body, f"float[{rows}, 256] x", f"float[{rows}] y", w=weight)
 
 
 @pytest.mark.parametrize("rows", [4, "rows"])
