@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ import pandas as pd
 import pytest
 
 import bisect_trt
-from bisect_trt import PrecisionPlan, Result
+from bisect_trt import PrecisionPlan
 from bisect_trt.graph import to_typed
 from bisect_trt.report.headline import headline
 from bisect_trt.runners import emulator as emulated
@@ -29,7 +30,7 @@ from fixtures.cases.rtdetr import rtdetr
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import ALL, healthy, residual, tf32_victim
-from tests.command import saved
+from tests.command import run_of, saved
 from tests.conftest import Finished, forbid_inferences, run_model
 from tests.networks import parsed
 
@@ -52,16 +53,7 @@ FILES_OF_A_RUN = {
 }
 
 
-def run(fixture: Fixture, out: Path, **options: object) -> Result:
-    return bisect_trt.bisect(
-        fixture.model,
-        fixture.inputs,
-        precision=fixture.precision,
-        require=fixture.require,
-        out=out,
-        robust=0,
-        **options,
-    )  # type: ignore[arg-type]
+run = partial(run_of, robust=0)
 
 
 @pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)

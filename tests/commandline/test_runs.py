@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,11 @@ from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
 from fixtures.subgraphs import branch
-from tests.command import call
+from tests.command import call, run_of
 from tests.conftest import Finished, forbid_inferences
 from tests.report.synthetic import synthetic_result
 
-
-def run(fixture: Fixture, out: Path, **options: object) -> bisect_trt.Result:
-    chosen = {
-        "require": fixture.require,
-        "runner": "emulated",
-        "robust": 0,
-        "out": out,
-        **options,
-    }
-    return bisect_trt.bisect(fixture.model, fixture.inputs, **chosen)
+run = partial(run_of, robust=0)
 
 
 def settings(fixture: Fixture, out: Path) -> Settings:

@@ -19,7 +19,7 @@ from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture, waves
 from fixtures.models import conv_clip, healthy, residual
-from tests.command import call
+from tests.command import call, run_of
 from tests.conftest import Finished
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -139,9 +139,7 @@ def test_copies_of_one_input_are_no_word_on_others_however_small_their_error(
     tmp_path: Path,
 ) -> None:
     fixture = healthy()
-    one = bisect_trt.bisect(
-        fixture.model, fixture.inputs, require="max_abs<=1e3", runner="emulated", out=tmp_path
-    )
+    one = run_of(fixture, tmp_path, require="max_abs<=1e3")
     assert (
         one.passed
         and one.validation.word.value == "inconclusive"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from bisect_trt.runners.ort_session import reference_session
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import waves
 from fixtures.models import healthy, residual, unsavable
+from tests.command import run_of
 from tests.conftest import Finished, run_model, same
 from tests.model.test_normalised import function_model
 from tests.models import DETECTOR, page
@@ -151,13 +153,7 @@ def test_a_plan_is_verified_on_the_share_that_it_was_found_for(tmp_path: Path) -
 
 def test_one_score_has_one_meaning(tmp_path: Path) -> None:
     for number, fixture in enumerate((healthy(), encoder_decomposed())):
-        result = bisect_trt.bisect(
-            fixture.model,
-            fixture.inputs,
-            require="rel_range<=0.5",
-            out=tmp_path / str(number),
-            robust=0,
-        )
+        result = run_of(fixture, tmp_path / str(number), require="rel_range<=0.5", robust=0)
         rows = result.outputs[result.outputs["baseline"].str.startswith("fp16")]
         worst = float(rows["score"].max())
         assert result.base_score == worst
@@ -262,16 +258,7 @@ def test_a_mask_of_minus_infinity_has_a_way_through(tmp_path: Path) -> None:
 def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> None:
     fixture = encoder_decomposed()
 
-    def held(**options: Any) -> Any:
-        return bisect_trt.bisect(
-            fixture.model,
-            fixture.inputs,
-            require=fixture.require,
-            out=tmp_path / "run",
-            robust=robust,
-            **options,
-        )
-
+    held = partial(run_of, fixture, tmp_path / "run", robust=robust)
     pinned = held(keep_fp32=["^/encoder/layers.0/attention/MatMul_1$", "^/head/Pow$"])
     assert pinned.passed and {"/encoder/layers.0/attention/MatMul_1", "/head/Pow"} <= set(
         pinned.pinned
@@ -299,15 +286,7 @@ def test_what_is_held_does_not_mix_up_the_cache(finished: Finished, tmp_path: Pa
 
     shutil.copytree(finished(residual).folder, tmp_path / "one")
     again, fresh = (
-        bisect_trt.bisect(
-            fixture.model,
-            fixture.inputs,
-            require=fixture.require,
-            out=tmp_path / out,
-            robust=0,
-            keep_fp32="blocks.7/",
-        )
-        for out in ("one", "other")
+        run_of(fixture, tmp_path / out, robust=0, keep_fp32="blocks.7/") for out in ("one", "other")
     )
     assert again.pinned == fresh.pinned and again.passed
 
@@ -320,7 +299,7 @@ def test_what_cannot_be_held_is_refused(tmp_path: Path) -> None:
         ({"keep_fp32": "/head/", "keep_reduced": "/head/Pow"}, "both name layer"),
     ):
         with pytest.raises(BadInputError, match=words):
-            bisect_trt.bisect(fixture.model, fixture.inputs, out=tmp_path, **options)
+            run_of(fixture, tmp_path, **options)
 
 
 @pytest.mark.parametrize(
@@ -331,11 +310,8 @@ def test_what_cannot_be_held_is_refused(tmp_path: Path) -> None:
     ),
 )
 def test_profiles_are_checked_whatever_runs(text: str, tmp_path: Path) -> None:
-    fixture = healthy()
     with pytest.raises(BadInputError, match="--profile"):
-        bisect_trt.bisect(
-            fixture.model, fixture.inputs, profiles=text, runner="emulated", out=tmp_path
-        )
+        run_of(healthy(), tmp_path, profiles=text)
 
 
 def test_a_plan_for_a_model_without_declared_shapes_is_verified(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from bisect_trt.steps.problem import load
 from bisect_trt.steps.validation import WorstOf
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy
+from tests.command import run_of
 from tests.conftest import forbid_inferences
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -177,9 +178,7 @@ def test_a_busy_machine_measures_all_layers_and_asks_augmented_inputs_first(
         return judge(self, samples, **options)
 
     monkeypatch.setattr(WorstOf, "judge", told)
-    result = bisect_trt.bisect(
-        FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
-    )
+    result = run_of(FIXTURE, tmp_path)
     assert result.passed and not [f for f in result.findings if f.kind == "measured"]
     assert asked[0] == "augmented" and "perturbed" in asked
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 import bisect_trt
-from bisect_trt import Result, pipeline
+from bisect_trt import pipeline
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.settings import Settings
 from bisect_trt.steps import sensitivity, tradeoff
@@ -18,6 +17,7 @@ from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.sensitivity import Sensitivity, affordable, measure_sensitivity
 from fixtures.models import residual
+from tests.command import run_of
 from tests.conftest import forbid_inferences
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -60,18 +60,12 @@ def test_as_many_layers_are_measured_as_there_is_time_for() -> None:
     assert affordable(1000, 0.1, -1.0) == 0
 
 
-def run(folder: Path, **options: Any) -> Result:
-    fixture = residual()
-    options |= {"require": fixture.require, "runner": "emulated", "out": folder}
-    return bisect_trt.bisect(fixture.model, fixture.inputs, **options)
-
-
 def test_a_run_without_any_time_to_measure_still_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sensitivity, "TIME_BUDGET_S", -1.0)
     monkeypatch.setattr(tradeoff, "TIME_BUDGET_S", 1e-9)
-    result = run(tmp_path)
+    result = run_of(residual(), tmp_path)
     assert result.passed and result.pinned
     said = " ".join(f.message for f in result.findings)
     assert f"0 of {result.layer_count} layers were measured alone" in said
@@ -79,7 +73,7 @@ def test_a_run_without_any_time_to_measure_still_answers(
     table = pd.read_csv(tmp_path / "tradeoff.csv")
     assert list(table["set"]) == ["answer"]
     forbid_inferences(monkeypatch)
-    again = run(tmp_path)
+    again = run_of(residual(), tmp_path)
     assert again.pinned == result.pinned
     assert len(pd.read_csv(tmp_path / "tradeoff.csv")) == 1
 

@@ -35,14 +35,10 @@ from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual, tf32_victim
 from fixtures.tokens import sentence, token_encoder
+from tests.command import run_of as run
 from tests.conftest import Finished, forbid_inferences, run_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")
-
-
-def run(fixture: Fixture, out: Path, **options: Any) -> Result:
-    options.setdefault("require", fixture.require)
-    return bisect_trt.bisect(fixture.model, fixture.inputs, runner="emulated", out=out, **options)
 
 
 def scores(
