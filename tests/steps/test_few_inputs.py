@@ -22,8 +22,6 @@ from fixtures.models import conv_clip, healthy, residual
 from tests.command import call, run_of
 from tests.conftest import Finished
 
-pytestmark = pytest.mark.usefixtures("few_draws")
-
 FIXTURE = residual()
 
 
@@ -70,6 +68,7 @@ def test_two_inputs_that_are_nearly_one_are_no_word_on_others(tmp_path: Path) ->
     assert eight.validation.word.value == "validated" and eight.validation.prediction_limit <= 1.0
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_decision_that_never_changed_tells_nothing_of_the_next_input(tmp_path: Path) -> None:
     one = run(tmp_path / "one", (1.0,), require="top1>=1")
     assert one.passed and not one.pinned and one.validation.word.value == "inconclusive"
@@ -86,6 +85,7 @@ def test_a_decision_that_never_changed_tells_nothing_of_the_next_input(tmp_path:
     assert many.validation.word.value == "validated"
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_class_tells_nothing_of_the_next_input_by_any_metric(tmp_path: Path) -> None:
     """The default requirement on an integer output is a decision as ``argmax`` is."""
     b = GraphBuilder(3)
@@ -98,6 +98,7 @@ def test_a_class_tells_nothing_of_the_next_input_by_any_metric(tmp_path: Path) -
         assert validation.word.value == "inconclusive" and validation.prediction_limit == np.inf
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_copies_without_any_error_tell_nothing_of_the_next_input(tmp_path: Path) -> None:
     """Nothing was at stake in them; of many inputs without one, less is said by chance."""
     b = GraphBuilder(3)
@@ -135,6 +136,7 @@ def test_what_other_inputs_may_score_is_no_less_than_a_given_one(tmp_path: Path)
     assert eight.validation.prediction_limit >= eight.validation.given.worst_score
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_copies_of_one_input_are_no_word_on_others_however_small_their_error(
     tmp_path: Path,
 ) -> None:
@@ -197,6 +199,7 @@ def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path:
     assert "on the worst given input" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_verify_says_that_a_plan_is_lucky_before_anything_else(tmp_path: Path) -> None:
     fitted = run(tmp_path / "run", (1.0,), robust=0)
     assert fitted.passed
@@ -247,6 +250,7 @@ def rarely_raising(
     return {name: a * np.float32(random.uniform(0.9, 1.1)) for name, a in inputs.items()}
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_variant_that_cannot_be_made_late_costs_no_answer(tmp_path: Path) -> None:
     """The search was made, and ended with wrong usage and nothing written, each time again."""
     result = run(tmp_path, (1.0, 0.9), augmented=f"{__name__}:rarely_raising")
@@ -266,6 +270,7 @@ def soon_raising(
     return {name: a * np.float32(random.uniform(0.9, 1.1)) for name, a in inputs.items()}
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_function_that_makes_none_any_more_ends(tmp_path: Path) -> None:
     """It was asked for ever, and no budget ended it."""
     CALLS.clear()
@@ -274,6 +279,7 @@ def test_a_function_that_makes_none_any_more_ends(tmp_path: Path) -> None:
     assert result.validation.word.value == "inconclusive"
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:
     loads, recent = list[int](), RecentArrays()
 

@@ -15,8 +15,6 @@ from fixtures.build import GraphBuilder
 from fixtures.fixture import waves
 from tests.conftest import forbid_inferences
 
-pytestmark = pytest.mark.usefixtures("few_draws")
-
 
 def scaled(places: int, *factors: float) -> list[dict[str, np.ndarray]]:
     return [{"x": waves(1, 1, places) * np.float32(factor)} for factor in factors]
@@ -96,6 +94,7 @@ def test_an_overflow_that_few_given_inputs_show_is_one(tmp_path: Path) -> None:
     assert result.cause is Cause.OVERFLOW and "/Mul_1" in result.sentence
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_an_overflow_that_only_draws_show_is_one(tmp_path: Path) -> None:
     given = scaled(32, 0.97, 0.98, 0.99, 1.0)
     limit = 1.02 * float(np.abs(given[3]["x"]).max())
@@ -134,6 +133,7 @@ def test_each_condition_is_looked_at_on_the_input_that_misses_it(
     assert (alone > 1.0).all(), result.sentence
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize(("share", "passes"), [(0.7, False), (1.05, True)])
 def test_a_mask_that_overflows_is_no_cause_because_draws_do_worse(
     tmp_path: Path, share: float, passes: bool
