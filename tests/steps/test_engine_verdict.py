@@ -1,11 +1,11 @@
-"""The loop between emulator and engine, with engines that err in known ways: the emulator
-amplified, offset or failing.
+"""The loop between emulator and engine, with engines that err in known ways, and how many builds it
+spends.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.errors import tensor_error
 from bisect_trt.search.minimise import tightened
 from bisect_trt.steps import answer, confirm, validation_inputs
+from bisect_trt.steps.confirm import EngineJudge
 from bisect_trt.steps.engine_diagnosis import Fp32, what_fp32_is
 from bisect_trt.steps.engine_layer_errors import EngineTable
 from bisect_trt.steps.search_set import Refusal
@@ -284,3 +285,68 @@ def test_nothing_to_pin_is_tested_once(judged: Judged, monkeypatch: pytest.Monke
     result, _ = judged(fixture, Engine(fixture), robust=0.95)
     assert result.cause.value == "none" and not result.pinned and made == [0]
     assert result.validation is not None and result.validation.perturbed.lower_bound >= 0.95
+
+
+LAYERS = [f"l{i}" for i in range(10)]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of a search."""
+
+    pinned: frozenset[str]
+    limit: float
+
+
+@dataclass(frozen=True)
+class Said:
+    """By the engine."""
+
+    plan: PrecisionPlan
+    score: float
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict.PASS if self.score <= 1.0 else Verdict.FAIL
+
+
+class ScoredEngine:
+    """Scores a set by its size, and counts what it is asked."""
+
+    workers = 1
+
+    def __init__(self, scores: dict[int, float]) -> None:
+        self._scores, self.built = scores, list[int]()
+
+    def evaluate(self, plan: PrecisionPlan) -> Any:
+        count = len(plan.pinned)
+        self.built.append(count)
+        return Said(plan, self._scores[count])
+
+
+def emulated(pins: frozenset[str]) -> float:
+    return 1.5 - 0.1 * len(pins)
+
+
+def searched(limit: float) -> Any:
+    count = next(n for n in range(len(LAYERS) + 1) if 1.5 - 0.1 * n <= limit + 1e-9)
+    return Found(frozenset(LAYERS[:count]), limit)
+
+
+@pytest.mark.parametrize("best", [0.55, 0.62, 0.9])
+def test_no_set_is_built_beyond_what_the_engine_refused(best: float) -> None:
+    """An engine at its floor says nothing of how much wider a search may be: of 944 layers the
+    next set had one pin, and cost a build and 25 s.
+    """
+    engine = ScoredEngine({5: 1.3, 7: 1.05, 8: best, 2: 2.0, 3: 1.9, 4: 1.8, 6: 1.1})
+    judge = EngineJudge(
+        engine=engine,  # type: ignore[arg-type]
+        base=PrecisionPlan(Precision.FP16),
+        ranked=LAYERS,
+        search=searched,
+        score=emulated,
+        floors=(0.6, 0.6),
+    )
+    judgement = judge.decide(1.0)
+    assert judgement.passed and len(judgement.plan.pinned) == 8
+    assert engine.built == [5, 7, 8], "no fewer than 7 pins after 7 were refused"
