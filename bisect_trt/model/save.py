@@ -37,6 +37,8 @@ _SCRATCH_NAME = "weights.bin"
 
 PREFIX = "bisect_trt."
 LEFT_OUT = "weights-left-out"
+_ANNOTATED_WHOLE_BYTES = 64 << 20
+"""Bytes of weights up to which an annotated model keeps all of them."""
 
 
 def weights_size(model: onnx.ModelProto) -> int:
@@ -251,17 +253,13 @@ def _link(source: Path, target: Path) -> None:
 
 
 def annotated(
-    graph: Graph,
-    of_model: Mapping[str, str],
-    of_layers: Mapping[str, Mapping[str, str]],
-    *,
-    whole_bytes: int = 64 << 20,
+    graph: Graph, of_model: Mapping[str, str], of_layers: Mapping[str, Mapping[str, str]]
 ) -> onnx.ModelProto:
     """A copy of the model with metadata on itself and its nodes, which viewers show.
 
-    With more than ``whole_bytes`` of weights, constants above 1 kB have ``LEFT_OUT`` as their file.
+    In large models, constants of more than 1 kB have ``LEFT_OUT`` as their file.
     """
-    whole = weights_size(graph.proto) <= whole_bytes
+    whole = weights_size(graph.proto) <= _ANNOTATED_WHOLE_BYTES
 
     def leave_out(tensor: TensorProto) -> None:
         if not whole and size_of(tensor) > 1024:  # viewers in a browser open no gigabytes

@@ -31,9 +31,10 @@ from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.errors import tensor_error
+from bisect_trt.model import save
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
-from bisect_trt.model.save import annotated, save_model
+from bisect_trt.model.save import save_model
 from bisect_trt.report.columns import FRAMES, TABLES, as_page, from_csv, to_csv
 from bisect_trt.report.files import to_json
 from bisect_trt.report.html import as_html
@@ -279,10 +280,11 @@ def test_the_annotated_model_says_what_layers_do(runs: dict[str, Result]) -> Non
     assert same(before, after)
 
 
-def test_large_weights_are_left_out_of_it() -> None:
+def test_large_weights_are_left_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save, "_ANNOTATED_WHOLE_BYTES", 100)
     fixture = encoder_decomposed()
     graph = Graph(fixture.model)
-    light = annotated(graph, {"answer": "x"}, {graph.names[0]: {"rank": "1"}}, whole_bytes=100)
+    light = save.annotated(graph, {"answer": "x"}, {graph.names[0]: {"rank": "1"}})
     assert light.ByteSize() < fixture.model.ByteSize() / 2
     assert [n.op_type for n in light.graph.node] == [n.op_type for n in fixture.model.graph.node]
     assert list(light.opset_import) == list(fixture.model.opset_import)
@@ -295,14 +297,17 @@ def test_large_weights_are_left_out_of_it() -> None:
         assert now.ByteSize() <= 1100 and (now.raw_data or now.external_data)
 
 
-def test_weights_that_lie_in_files_are_left_out_of_it_too(tmp_path: Path) -> None:
+def test_weights_that_lie_in_files_are_left_out_of_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save, "_ANNOTATED_WHOLE_BYTES", 100)
     build = GraphBuilder(0)
     build.op("MatMul", "x", build.normal(256, 256))
     model = build.model({"x": [1, 256]}, {"/MatMul_output_0": [1, 256]})
     onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
     graph = Graph(load_model(tmp_path / "m.onnx").proto)
     assert graph.proto.ByteSize() < 2000, "the values stayed in the file"
-    save_model(annotated(graph, {}, {}, whole_bytes=100), tmp_path / "light.onnx")
+    save_model(save.annotated(graph, {}, {}), tmp_path / "light.onnx")
     assert (tmp_path / "light.onnx").stat().st_size < 2000
 
 
