@@ -119,8 +119,8 @@ def few_draws() -> Iterator[None]:
 
 
 @pytest.fixture
-def some_misses() -> Iterator[None]:
-    """As :func:`at_most_missed`, a few, also where the module's other tests let none miss."""
+def some_misses(few_draws: None) -> Iterator[None]:
+    """As :func:`at_most_missed`, a few; after ``few_draws``, where the module asks for that."""
     with at_most_missed(3):
         yield
 
