@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from click.testing import Result as Ended
 
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.cli import main
 from bisect_trt.report.gate import read_project
 from bisect_trt.settings import FORMER, Settings
 from bisect_trt.steps.saved_plan import read_plan
-from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy
+from tests.command import call, saved
 
 PLAN_OF_0_4_0 = """{
   "base": "fp16",
@@ -60,16 +57,10 @@ OF_COMMAND = {
 def files(tmp_path: Path) -> list[str]:
     """A model and its input; beside them a plan of 0.4.0 and a bisect.toml."""
     fixture = encoder_decomposed()
-    (tmp_path / "m.onnx").write_bytes(model_bytes(fixture))
-    (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
     pins = json.dumps(sorted(fixture.pins or ()))
     (tmp_path / "plan.json").write_text(PLAN_OF_0_4_0 % pins)
     (tmp_path / "bisect.toml").write_text('[models.a]\nmodel = "m.onnx"\ninput = "x.npz"\n')
-    return [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz")]
-
-
-def call(*arguments: object) -> Ended:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
+    return saved(fixture, tmp_path)
 
 
 def test_a_plan_of_0_4_0_is_read(files: list[str], tmp_path: Path) -> None:

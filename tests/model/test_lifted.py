@@ -20,8 +20,8 @@ from bisect_trt.model.lifted import lift
 from bisect_trt.model.tensor_types import infer_types
 from bisect_trt.model.typed import to_typed
 from fixtures.reports import t5_fp16src
+from tests.command import call
 from tests.conftest import run_model
-from tests.test_cli import call
 
 H, F = TensorProto.FLOAT16, TensorProto.FLOAT
 

@@ -11,7 +11,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision
-from bisect_trt.model import load as load_module
 from bisect_trt.model.cautions import cautions, weight_findings
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
@@ -61,7 +60,7 @@ def test_models_over_two_gigabytes_differ_by_all_that_they_hold(
         return whole(message, **options)
 
     monkeypatch.setattr(onnx.ModelProto, "SerializeToString", too_large)
-    assert len({load_module._proto_digest(m) for m in (first, *others)}) == 5
+    assert len({load_model(m).digest for m in (first, *others)}) == 5
 
 
 def test_save_is_atomic_and_replaces(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-import bisect_trt
 from bisect_trt import Result
 from bisect_trt.base.display import cell, printable, uncell
 from bisect_trt.base.errors import BadInputError
@@ -47,7 +47,8 @@ from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, unsavable
-from tests.conftest import run_model, same
+from tests.command import run_of
+from tests.conftest import Finished, run_model, same
 
 HOSTILE = (
     "=HYPERLINK(A1)",
@@ -84,24 +85,16 @@ def hostile() -> Fixture:
     return fixture
 
 
-def run(fixture: Fixture, out: Path, **options: Any) -> Result:
-    chosen = {
-        "require": fixture.require,
-        "runner": "emulated",
-        "robust": 0,
-        "out": out,
-        **options,
-    }
-    return bisect_trt.bisect(fixture.model, fixture.inputs, **chosen)
+run = partial(run_of, robust=0)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+def runs(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """One that ends with pins, one with nothing to pin and a validated answer, one that fails."""
     made = {
         "pins": run(hostile(), tmp_path_factory.mktemp("pins")),
         "none": run(healthy(), tmp_path_factory.mktemp("none"), robust=0.9),
-        "fails": run(unsavable(), tmp_path_factory.mktemp("fails")),
+        "fails": finished(unsavable),
     }
     return made
 

@@ -13,9 +13,11 @@ _TWO = """
 import threading
 import numpy as np
 from onnx import helper, numpy_helper
-from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
-from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.model.graph import Graph
+from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.switched_session import SwitchedSession
 
 random, side, nodes, weights, last = np.random.default_rng(0), 1024, [], [], "x"
 for i in range(24):
@@ -26,10 +28,9 @@ for i in range(24):
     last = f"r{i}"
 given, taken = (helper.make_tensor_value_info(n, 1, [1, side]) for n in ("x", last))
 graph = helper.make_graph(nodes, "g", [given], [taken], weights)
-model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-runner = EmulatedRunner(model)
-session, reduced = runner._session_for(PrecisionPlan(Precision.FP16))
-assert len(session._segments) > 1
+model = Graph(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+session = SwitchedSession(model, ConstantStore(model), Precision.FP16, Precision.FP32)
+reduced = frozenset(layer.name for layer in model.layers)
 samples = [Sample(str(i), {"x": np.ones((1, side), np.float32)}) for i in range(2)]
 found = [None, None]
 

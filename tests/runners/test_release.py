@@ -11,9 +11,10 @@ from bisect_trt.runners.concurrency import Holder
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.second_emulator import WholeModelRunner
 from fixtures.models import residual
+from tests.conftest import Sessions, alive
 
 
-def test_released_emulators_answer_as_before() -> None:
+def test_released_emulators_answer_as_before(sessions_opened: Sessions) -> None:
     fixture = residual()
     graph = Graph(fixture.model)
     sample = Sample("s", fixture.inputs)
@@ -24,9 +25,9 @@ def test_released_emulators_answer_as_before() -> None:
         assert isinstance(runner, Holder)
         (before,) = runner.outputs(plan, [sample])
         traced = [v.accumulated for v in emulated.trace(sample, plan)]
+        before_it = alive(sessions_opened)
         runner.release()
-        let_go = whole._kept is None, not emulated._switched, not emulated._node_by_node._ready
-        assert let_go[0] if runner is whole else all(let_go[1:])
+        assert alive(sessions_opened) == (0 if runner is emulated else before_it - 1)
         (after,) = runner.outputs(plan, [sample])
         assert all(np.array_equal(before[name], after[name]) for name in before)
         again = [v.accumulated for v in emulated.trace(sample, plan)]

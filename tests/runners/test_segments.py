@@ -18,6 +18,7 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.device import Device
 from bisect_trt.runners.switched_session import KeptActivations, SegmentSession, SwitchedSession
+from bisect_trt.runners.values import owned, value_of
 
 BLOCKS, WIDTH = 24, 16
 PAIRS = [
@@ -130,7 +131,6 @@ def asked_of(names: Sequence[str]) -> st.SearchStrategy[Asked]:
 @given(st.sampled_from(PAIRS), asked_of(layers()))
 def test_a_late_start_changes_no_bit(precisions: tuple[Precision, Precision], asked: Asked) -> None:
     late, plain = pair(*precisions)
-    assert len(late._segments) > 1 and len(plain._segments) == 1
     for seed, reduced in asked:
         # Everything but one late layer is the search's usual question.
         for these in (reduced, reduced ^ {layers()[-3]}):
@@ -139,16 +139,18 @@ def test_a_late_start_changes_no_bit(precisions: tuple[Precision, Precision], as
 
 @pytest.mark.parametrize(("low", "pin"), PAIRS)
 def test_switches_that_select_give_what_those_that_branch_give(
-    low: Precision, pin: Precision
+    low: Precision, pin: Precision, run_segments: list[int]
 ) -> None:
     """As on a GPU, where nothing is cut."""
     graph = network()
     device = Device(name="planted")
     selects = SwitchedSession(graph, ConstantStore(graph, device), low, pin, device=device)
-    assert len(selects._segments) == 1
+    plans = (frozenset(layers()[::2]), frozenset(layers()), frozenset[str]())
+    found = [selects.run(sample(7), reduced) for reduced in plans]
+    assert len(run_segments) == len(plans)
     _, branches = pair(low, pin)
-    for reduced in (frozenset(layers()[::2]), frozenset(layers()), frozenset[str]()):
-        assert same(selects.run(sample(7), reduced), branches.run(sample(7), reduced))
+    for outputs, reduced in zip(found, plans, strict=True):
+        assert same(outputs, branches.run(sample(7), reduced))
 
 
 def test_an_evaluation_starts_where_its_plan_first_differs(run_segments: list[int]) -> None:
@@ -156,7 +158,7 @@ def test_an_evaluation_starts_where_its_plan_first_differs(run_segments: list[in
     names = layers()
     late.run(sample(0), frozenset(names))
     every = len(run_segments)
-    assert every == len(late._segments) > 3
+    assert every > 3
     run_segments.clear()
     late.run(sample(0), frozenset(names[:-1]))
     assert len(run_segments) == 1
@@ -168,17 +170,19 @@ def test_an_evaluation_starts_where_its_plan_first_differs(run_segments: list[in
 
 
 def test_what_is_kept_stays_within_its_budget(run_segments: list[int]) -> None:
+    owner = owned(np.zeros(100, np.float32))
+    kept = KeptActivations(1_000)
+    for key in "abc":  # of 400 bytes each
+        kept.keep(key, {"x": value_of(owner)})
+        kept.first_of(["a"])  # is used last
+    assert [kept.first_of([key]) is None for key in "abc"] == [False, True, False]
     graph, names = network(), layers()
-    kept = KeptActivations(2_000)
     late = SwitchedSession(graph, ConstantStore(graph), *PAIRS[0], threads=1, kept=kept)
-    for number in range(8):
-        late.run(sample(0), frozenset(names[number:]))
-        assert kept._bytes <= 2_000
-    assert kept._kept, "a cut's tensors fit"
+    late.run(sample(0), frozenset(names))
+    every = len(run_segments)
     kept.clear()
-    run_segments.clear()
-    late.run(sample(0), frozenset(names[7:]))
-    assert len(run_segments) == len(late._segments)
+    late.run(sample(0), frozenset(names))
+    assert len(run_segments) == 2 * every
 
 
 def test_sensitivities_are_runs_with_one_layer_reduced() -> None:
@@ -216,7 +220,7 @@ def test_casts_that_undo_each_other_are_read_by_bodies(
         assert same(selects.run(x, reduced), branches.run(x, reduced))
 
 
-def test_segments_without_switches_are_told_apart() -> None:
+def test_segments_without_switches_are_told_apart(run_segments: list[int]) -> None:
     """Whatever was kept at the first of their cuts was taken for what is alive at the last."""
     nodes = [helper.make_node("Cast", ["x"], ["d0"], "in", to=TensorProto.DOUBLE)]
     nodes += [helper.make_node("Neg", [f"d{i}"], [f"d{i + 1}"], f"neg{i}") for i in range(200)]
@@ -231,9 +235,9 @@ def test_segments_without_switches_are_told_apart() -> None:
         )
     )
     session = SwitchedSession(graph, ConstantStore(graph), Precision.FP16, Precision.FP32)
-    assert len(session._segments) > 2
     sample = Sample("s", {"x": np.linspace(-2.0, 2.0, 6, dtype=np.float32).reshape(2, 3)})
     for _ in range(3):
         for reduced in ((), ("exp",)):
             outputs = session.run(sample, frozenset(reduced))
             np.testing.assert_allclose(outputs["y"], np.exp(sample.arrays["x"]), rtol=2e-3)
+            assert len(run_segments) > 2

@@ -19,9 +19,10 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.shapes import inference_bytes
 from bisect_trt.runners import concurrency as module
 from bisect_trt.runners.concurrency import Headroom, side_by_side
-from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.second_emulator import WholeModelRunner
+from bisect_trt.runners.switched_session import SwitchedSession
 from fixtures.models import residual
 
 
@@ -151,7 +152,9 @@ def test_a_worker_makes_no_more_at_once_than_its_share_of_the_cores(
     graph, (sample,) = samples_of(1)
     monkeypatch.setattr(module, "thread_count", lambda threads: threads or 64)
     assert Headroom(graph).at_once(sample) == 64
-    session, _ = EmulatedRunner(graph, threads=3)._session_for(PrecisionPlan(Precision.FP16))
+    session = SwitchedSession(
+        graph, ConstantStore(graph), Precision.FP16, Precision.FP32, threads=3
+    )
     assert session.at_once(sample) == 3
 
 

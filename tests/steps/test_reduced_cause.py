@@ -18,6 +18,8 @@ from bisect_trt.steps.diagnosis import Suspects, diagnose_reduced
 from bisect_trt.steps.sensitivity import Sensitivity
 from fixtures.models import bf16_victim, residual
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 FP16 = PrecisionPlan(Precision.FP16)
 
 
@@ -163,7 +165,6 @@ def test_suspects_are_asked_one_by_one_until_one_misses() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_draws")
 def test_a_mean_over_inputs_blames_no_layer_that_meets_it_alone(tmp_path: Path) -> None:
     """Of twelve inputs one is so loud that many a layer misses on it alone."""
     fixture = residual()
