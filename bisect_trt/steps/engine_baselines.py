@@ -25,7 +25,6 @@ from bisect_trt.runners.base import UNSUPPORTED
 from bisect_trt.search import find_pins
 from bisect_trt.steps.baselines import Baselines
 from bisect_trt.steps.context import Context
-from bisect_trt.steps.engine_checks import check_engine
 from bisect_trt.steps.engine_diagnosis import (
     Fp32,
     agreement,
@@ -87,13 +86,9 @@ def measure_engine(
     fp32 = engine.evaluate(strict)
     identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
     context.note(*_findings(identity, fp32, emulated))
-    if fp32.worst:  # the engine is still there
-        fp32_is = emulated.tf32 if identity is Fp32.TF32 else emulated.fp32
-        check_engine(problem, context, strict, fp32_is)
     tf32, base = engine.evaluate(allowed), engine.evaluate(reduced)
     table = None
     if base.worst:
-        check_engine(problem, context, reduced, emulated.reduced_first)
         context.observer.step("engine layers")
         shown = emulated.layers
         if problem.marked is not None:
