@@ -19,7 +19,6 @@ from onnx import TensorProto
 from bisect_trt.base.atomic_files import VERIFY_FILES
 from bisect_trt.base.display import counted
 from bisect_trt.base.errors import (
-    BadInputError,
     RunnerFailedError,
     RunnerUnavailableError,
     one_line,
@@ -35,14 +34,6 @@ from bisect_trt.model.precision_rules import STORAGE_TYPE
 from bisect_trt.model.save import file_form
 from bisect_trt.model.tensor_types import infer_types, skeleton
 from bisect_trt.model.typed import to_typed
-from bisect_trt.model.weak_typing import (
-    OF_FUNCTIONS,
-    names_in_tensorrt,
-    pins_of_script,
-    pins_of_trtexec,
-    polygraphy_script,
-    trtexec_arguments,
-)
 from bisect_trt.runners.process import IsolatedWorker
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
@@ -200,35 +191,6 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
     return Check(what, True, f"{seen} of {len(layers)} layers seen, each of the plan's type")
 
 
-def _written(problem: Problem, plan: PrecisionPlan) -> list[Check]:
-    """The two forms of weak typing, read back: they name the plan's pins."""
-    checks, graph = [], problem.graph
-    pins = plan.pinned if plan.base.is_storage else frozenset[str]()
-    refused = ""
-    if problem.lifted:
-        refused = "the source is reduced already: weak typing cannot keep its layers in FP32"
-    elif pins and problem.model.written_out:
-        refused = OF_FUNCTIONS
-    for what, write, read in (
-        ("trtexec arguments", trtexec_arguments, pins_of_trtexec),
-        ("polygraphy script", polygraphy_script, pins_of_script),
-    ):
-        if refused:
-            checks.append(Check(what, None, refused))
-            continue
-        try:
-            found = read(write(graph, replace(plan, pinned=pins, held=frozenset())))
-            expected = frozenset(names_in_tensorrt(graph, pins).values())
-        except BadInputError as error:
-            checks.append(Check(what, None, one_line(error, 160)))
-            continue
-        said = f"names {counted(len(found), 'pin')}"
-        if found != expected:
-            said += f", the plan has {len(pins)}"
-        checks.append(Check(what, found == expected, said))
-    return checks
-
-
 @within_threads
 def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verification:
     """Check a plan on the settings' model and inputs, by its own requirements where the settings
@@ -262,7 +224,6 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
             *_judgements(context, plan),
             _typed(problem.graph, plan),
             _parsed(problem, plan),
-            *_written(problem, plan),
         ]
         others = (PrecisionPlan(Precision.FP32), problem.base)
         evaluations = [context.evaluator.evaluate(one) for one in (plan, *others)]
