@@ -192,26 +192,26 @@ def _texts(key: str, data: Mapping[str, Any]) -> tuple[str, ...]:
 
 def begun_at(
     older: SavedPlan | None, names: Sequence[str]
-) -> tuple[frozenset[str], Finding | None]:
-    """The pins of an older plan that a search can begin with, and what became of the others.
+) -> tuple[frozenset[str], tuple[Finding, ...]]:
+    """The pins of an older plan that a search can begin with, and a finding on the others.
 
     Raises:
         BadInputError: the plan pins layers and none of these.
     """
     if older is None:
-        return frozenset(), None
+        return frozenset(), ()
     path, pinned = older.path, older.plan.pinned
-    known = pinned.intersection(names)
-    absent = sorted(pinned - known)
-    if absent and not known:
+    usable = pinned.intersection(names)
+    absent = sorted(pinned - usable)
+    if absent and not usable:
         raise BadInputError(
             f"--start-from {path}: pins {absent[0]!r}, and none of its pins is a layer that is "
             "searched here; leave the option out"
         )
     if not absent:
-        return known, None
-    words = (
+        return usable, ()
+    message = (
         f"of the {counted(len(pinned), 'pin')} of {path} {len(absent)} cannot be searched here: "
         f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}"
     )
-    return known, Finding("start-from", absent[0], words)
+    return usable, (Finding("start-from", absent[0], message),)
