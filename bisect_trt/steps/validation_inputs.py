@@ -49,14 +49,19 @@ TRADEOFF_COPIES = 4
 """Copies of a kind for each row of the slowest model's trade-off curve."""
 
 FIRST_RISK_SHARE = 2.0 / 3.0
+"""The part of the 5 % risk that the first validation of a run takes."""
+
 MAX_MISSES = 3
+"""How many copies of a kind may fail in a quick model's validation."""
+
 MISSES_TIME_S = 20.0
+"""How long the copies may take that each further miss asks for."""
+
 VALIDATION_TIME_S = 150.0
+"""How long the copies of a slow model may take; fewer bound less than the wanted share."""
 
 REFUSED_TIME_S = 25.0
-"""What is spent to tell how badly a plan does that cannot be validated any more."""
-
-FEWEST_COPIES = 8
+"""Time to measure how badly a plan does that cannot be validated any more."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class ValidationTest:
         return most
 
     def within(
-        self, problem: Problem, usual_seconds: float, limit_s: float, least: int = FEWEST_COPIES
+        self, problem: Problem, usual_seconds: float, limit_s: float, least: int = 8
     ) -> ValidationTest:
         """The same with no more copies than usually take ``limit_s``, but with ``least``."""
         copies = max(least, limit_s / _seconds_a_copy(problem, usual_seconds))
