@@ -221,9 +221,9 @@ def _measured(
     holdout_size = size if size == 1 else max(1, len(problem.holdout))
     with context.time.part(time_share):  # real inputs come first
         held_out = worst_of.judge(problem.holdout, size=holdout_size)[0]
-    with context.time.part(
-        0.5 * time_share if time_share < 1.0 and wanted_augmented else time_share
-    ):
+    # Perturbed and augmented inputs get equal parts of a budget.
+    divided = 0.5 if time_share < 1.0 and wanted_augmented else 1.0
+    with context.time.part(divided * time_share):
         perturbed = worst_of.judge(copies.of(InputKind.PERTURBED), size=size)[0]
     with context.time.part(time_share):
         augmented = worst_of.judge(copies.of(InputKind.AUGMENTED), size=size)[0]
