@@ -260,7 +260,7 @@ def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
     )
     context: Any = SimpleNamespace(evaluator=SimpleNamespace(judge=judge))
     emulators = confirm._Emulators(problem, context, None, triage, None)  # type: ignore[arg-type]
-    emulators._known[(0.5, 0)] = None
+    emulators._found[(0.5, 0)] = None
     emulators.hear_refused(frozenset(names[:4]), Refusal("augmented", (None, None), 9, 1.1))  # type: ignore[arg-type]
     assert emulators._in_vain is in_vain
     if in_vain:
