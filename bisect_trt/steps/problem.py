@@ -247,8 +247,8 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     older = read_plan(settings.start_from) if settings.start_from is not None else None
     seen = older.inputs if older is not None else frozenset[str]()
     samples, holdout, counted = load_inputs(settings, specs, observer, seen, searches=searches)
-    inputs = [*samples, *holdout]
-    check_need(need_of_samples(graph, settings, inputs), model.name)
+    findings += counted
+    check_need(need_of_samples(graph, settings, [*samples, *holdout]), model.name)
     replaced: Mapping[str, tuple[str, ...]] = {}
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
@@ -256,6 +256,44 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         digest = f"{model.digest}+{settings.rewrite}"
         model = replace(model, proto=fused.model, digest=digest, written_out=False)
         graph = replace(graph, proto=model.proto)
+    if replaced:
+        message = (
+            f"{len(replaced)} LayerNorms were rewritten as one operator each; model.rewritten.onnx "
+            "is what the plan is for"
+        )
+        findings.append(Finding("rewrite", next(iter(replaced)), message))
+    problem = _problem(
+        settings,
+        source,
+        model,
+        graph,
+        judged=judged,
+        samples=samples,
+        holdout=holdout,
+        older=older,
+        replaced=replaced,
+        findings=findings,
+    )
+    for finding in problem.findings:
+        observer.finding(finding.message)
+    return problem
+
+
+def _problem(
+    settings: Settings,
+    source: SourceModel,
+    model: LoadedModel,
+    graph: Graph,
+    *,
+    judged: tuple[str, ...],
+    samples: Sequence[Sample],
+    holdout: Sequence[Sample],
+    older: SavedPlan | None,
+    replaced: Mapping[str, tuple[str, ...]],
+    findings: Sequence[Finding],
+) -> Problem:
+    """The problem of a model and its inputs, with layers, requirements and further findings."""
+    lifted, inputs = source.lifted, [*samples, *holdout]
     layers = _layers(graph, settings, model.name)
     names = [layer.name for layer in layers]
     held_pins, kept_reduced = held_layers(settings, layers)
@@ -267,21 +305,6 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     requirements, metrics = _requirements(settings, graph, lifted)
     if settings.profiles:  # nonsense is an error with every runner
         profile_of(graph.proto, inputs, settings.profiles)
-    golden = load_golden(settings, graph, len(samples))
-    findings += counted
-    if replaced:
-        message = (
-            f"{len(replaced)} LayerNorms were rewritten as one operator each; model.rewritten.onnx "
-            "is what the plan is for"
-        )
-        findings.append(Finding("rewrite", next(iter(replaced)), message))
-    findings += _input_findings(samples)
-    findings += [*cautions(graph), *weight_findings(graph, settings.precision)]
-    findings += [*untested_sizes(specs, inputs), *few_ids(graph, samples)]
-    findings += [*odd_outputs(graph, requirements, names), *_idle_misses(settings, requirements)]
-    findings += of_older
-    for finding in findings:
-        observer.finding(finding.message)
     return Problem(
         settings=settings,
         model=model,
@@ -294,7 +317,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         layers=layers,
         requirements=requirements,
         metrics=metrics,
-        golden=golden,
+        golden=load_golden(settings, graph, len(samples)),
         reference=Reference(graph, model.name),
         rewritten=replaced,
         held_pins=held_pins,
@@ -303,7 +326,17 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         older=older,
         begin=begin,
         marked=marked_layers(settings, graph, layers),
-        findings=tuple(findings),
+        findings=(
+            *findings,
+            *_input_findings(samples),
+            *cautions(graph),
+            *weight_findings(graph, settings.precision),
+            *untested_sizes(input_specs(source.model.proto), inputs),
+            *few_ids(graph, samples),
+            *odd_outputs(graph, requirements, names),
+            *_idle_misses(settings, requirements),
+            *of_older,
+        ),
         usual_seconds=usual_seconds(graph, samples),
     )
 
