@@ -58,7 +58,7 @@ def perturbs(
     There are none where nothing can be moved. The first few are copies of random samples.
     """
     # Each of many inputs may have to be read: no more are looked at than there will be copies.
-    few, discrete = some_of_given(problem, count, stream), problem.graph.discrete
+    few, discrete = _some_of_given(problem, count, stream), problem.graph.discrete
     lookups = problem.lookups
 
     def moved(source: Sample, seed: list[int]) -> Arrays:
@@ -81,12 +81,12 @@ def perturbs(
 
     def made() -> Iterator[Sample]:
         recent = RecentArrays()
-        for number, source in in_turn(problem, sources, stream):
+        for number, source in _in_turn(problem, sources, stream):
             name = f"{source.name}, perturbed {stream}.{number}"
-            arrays = partial(moved, source, seed_of(problem, stream, number, 1))
+            arrays = partial(moved, source, _seed_of(problem, stream, number, 1))
             yield Sample(name, LazyArrays(arrays, recent), True)
 
-    return unlike_given(problem, context, made(), count, "perturbed copies")
+    return _unlike_given(problem, context, made(), count, "perturbed copies")
 
 
 def movable(problem: Problem, *, emulated: bool) -> bool:
@@ -105,7 +105,7 @@ def augmented(problem: Problem, context: Context, stream: int, count: int) -> It
     """
     if not wants_augmented(problem) or not count:
         return iter(())
-    few = some_of_given(problem, count, stream)
+    few = _some_of_given(problem, count, stream)
     kinds = {s.digest: _kinds(problem, s) for s in few}
     sources = [s for s in few if kinds[s.digest]]
     choice, of_sets = problem.settings.augmented, problem.requirements.of_sets
@@ -122,7 +122,7 @@ def augmented(problem: Problem, context: Context, stream: int, count: int) -> It
     made = _augmented(problem, context, sources, kinds, stream)
     if stream != SEARCH_STREAM and not of_sets:
         made = _new(context, made, context.augmented_before(stream))
-    found = unlike_given(problem, context, made, count, "augmented")
+    found = _unlike_given(problem, context, made, count, "augmented")
     return _kept(context, stream, _some_at_least(choice, found) if required else found)
 
 
@@ -154,7 +154,7 @@ def _augmented(
     of_sets = problem.requirements.of_sets
     most = max(len(fitting) for fitting in kinds.values())
     # A set is one augmented input of each source, all of one kind where it fits.
-    order = np.random.default_rng(seed_of(problem, stream, 5)).permutation(most).tolist()
+    order = np.random.default_rng(_seed_of(problem, stream, 5)).permutation(most).tolist()
     pairs = [
         (source, kinds[source.digest][number % len(kinds[source.digest])])
         for number in order
@@ -163,9 +163,9 @@ def _augmented(
     ]
     by_user = _ByUser(problem, context, stream)
     recent = RecentArrays()
-    for number, (source, kind) in in_turn(problem, pairs, stream):
+    for number, (source, kind) in _in_turn(problem, pairs, stream):
         name = f"{source.name}, {kind} {stream}.{number}"
-        seed = seed_of(problem, stream, number, 2)
+        seed = _seed_of(problem, stream, number, 2)
         if not is_own_kind(kind):
             made = partial(_augment, problem, source, kind, sources, seed)
             yield Sample(name, LazyArrays(made, recent), True)
@@ -279,32 +279,32 @@ def _some_at_least(choice: str, found: Iterator[Sample]) -> Iterator[Sample]:
     )
 
 
-def seed_of(problem: Problem, *numbers: int) -> list[int]:
+def _seed_of(problem: Problem, *numbers: int) -> list[int]:
     """The seed for one purpose, which differs from that of an older plan's search."""
     return [*problem.chance, *numbers]
 
 
-def some_of_given(problem: Problem, most: int, stream: int) -> list[Sample]:
+def _some_of_given(problem: Problem, most: int, stream: int) -> list[Sample]:
     """At most ``most`` of the given inputs, chosen at random, in their order."""
     samples = problem.samples
     if len(samples) <= most:
         return list(samples)
-    lot = np.random.default_rng(seed_of(problem, stream, 3))
+    lot = np.random.default_rng(_seed_of(problem, stream, 3))
     return [samples[i] for i in sorted(lot.choice(len(samples), most, replace=False))]
 
 
-def in_turn(problem: Problem, items: Sequence[Item], stream: int) -> Iterator[tuple[int, Item]]:
+def _in_turn(problem: Problem, items: Sequence[Item], stream: int) -> Iterator[tuple[int, Item]]:
     """``items`` in random order, then all again in another, each with a number from 0 on."""
     # A validation may end after any number of copies, and inputs may be sorted.
     for turn in range(2**31 if items else 0):
         order = np.arange(len(items))
         if not problem.requirements.of_sets:
-            order = np.random.default_rng(seed_of(problem, stream, turn, 4)).permutation(order)
+            order = np.random.default_rng(_seed_of(problem, stream, turn, 4)).permutation(order)
         for place, item in enumerate(order.tolist()):
             yield turn * len(items) + place, items[item]
 
 
-def unlike_given(
+def _unlike_given(
     problem: Problem, context: Context, made: Iterator[Sample], count: int, what: str
 ) -> Iterator[Sample]:
     """The first ``count`` usable samples of ``made`` that are no copies of given inputs."""

@@ -230,18 +230,18 @@ def _measured(
     copied = [*perturbed.results, *augmented.results]
     used_before = wanted_augmented > 0.0 and bool(context.augmented_before(test.stream))
     return Validation(
-        given=tally_of(given, None),
-        perturbed=tally_of(perturbed, test.confidence),
-        augmented=tally_of(augmented, test.confidence),
-        holdout=tally_of(held_out, CONFIDENCE),
+        given=_tally(given, None),
+        perturbed=_tally(perturbed, test.confidence),
+        augmented=_tally(augmented, test.confidence),
+        holdout=_tally(held_out, CONFIDENCE),
         wanted=wanted_of_unseen(problem),
         wanted_of_augmented=wanted_augmented,
         fitted=problem.settings.fitted,
         wanted_of_given=wanted_of_given(problem),
         set_size=size,
-        prediction_limit=prediction_limit_of(problem, context, plan, alone, copied),
+        prediction_limit=_prediction_limit(problem, context, plan, alone, copied),
         holdout_size=holdout_size,
-        has_margin=size > 1 or has_margin(problem, plan, copied),
+        has_margin=size > 1 or _has_margin(problem, plan, copied),
         copies=(test.stream, test.copies * size),
         spent=used_before and size == 1 and not augmented.results and context.time.left_s > 0.0,
         alike=len(problem.samples) + len(problem.holdout) < FEW_INPUTS
@@ -249,7 +249,7 @@ def _measured(
     )
 
 
-def tally_of(search_set: SearchSetResult, confidence: float | None) -> Tally:
+def _tally(search_set: SearchSetResult, confidence: float | None) -> Tally:
     """The counts of ``search_set``, with a lower bound where there is a ``confidence``."""
     if not search_set.results:
         return Tally()
@@ -268,15 +268,15 @@ def validation_as_known(
         return None
     given = WorstOf(context, judges, plan).judge(problem.samples, size=set_size(problem))[0]
     return Validation(
-        tally_of(given, None),
-        Tally(),
-        Tally(),
-        Tally(),
-        wanted_of_unseen(problem),
-        wanted_of_augmented(problem),
-        problem.settings.fitted,
-        wanted_of_given(problem),
-        set_size(problem),
+        given=_tally(given, None),
+        perturbed=Tally(),
+        augmented=Tally(),
+        holdout=Tally(),
+        wanted=wanted_of_unseen(problem),
+        wanted_of_augmented=wanted_of_augmented(problem),
+        fitted=problem.settings.fitted,
+        wanted_of_given=wanted_of_given(problem),
+        set_size=set_size(problem),
         unfinished=True,
     )
 
@@ -286,7 +286,7 @@ def _knows(judge: Evaluator, plan: PrecisionPlan, samples: Sequence[Sample]) -> 
     return judge.knows(plan) and all(judge.known(plan, s) is not None for s in samples)
 
 
-def prediction_limit_of(
+def _prediction_limit(
     problem: Problem,
     context: Context,
     plan: PrecisionPlan,
@@ -307,14 +307,14 @@ def prediction_limit_of(
         return math.inf
     floor = min(_floor(problem, context), 1.0)
     scores = [copy.score - floor for copy in copies]
-    if not given or not has_margin(problem, plan, copies):  # no time was left to run them
+    if not given or not _has_margin(problem, plan, copies):  # no time was left to run them
         return math.inf
     by_score = sorted((result.score for result in given), reverse=True)
     least = by_score[min(spared(problem, InputKind.GIVEN, len(given)), len(given) - 1)]
     return max(least, floor + limit_of_inputs(scores, len(problem.samples), share))
 
 
-def has_margin(problem: Problem, plan: PrecisionPlan, copies: Sequence[SampleResult]) -> bool:
+def _has_margin(problem: Problem, plan: PrecisionPlan, copies: Sequence[SampleResult]) -> bool:
     """Whether each condition scores ``copies`` by more than pass and fail."""
     # A decision with two scores is the same or not: nothing says how near the next one is to
     # becoming another. The margins of other conditions say nothing of it either.
