@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -86,7 +85,7 @@ def measure_engine(
     strict, allowed, reduced = baseline_plans(problem)
     fp32 = engine.evaluate(strict)
     identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
-    context.note(*_findings(identity, fp32, emulated))
+    context.note(*_tf32_findings(identity, fp32, emulated))
     tf32, base = engine.evaluate(allowed), engine.evaluate(reduced)
     # Marked engines are built before others take the plain one's place.
     table = _table(problem, context, engine, emulated) if base.worst else None
@@ -152,24 +151,16 @@ def _validated(
     return refused is not None, validation
 
 
-def _findings(identity: Fp32, fp32: Evaluation, emulated: Baselines) -> list[Finding]:
-    found = []
-    override = os.environ.get("NVIDIA_TF32_OVERRIDE")
-    if override is not None:
-        message = (
-            f"NVIDIA_TF32_OVERRIDE={override} is set: it decides over TF32 in every CUDA library "
-            "of the process; unset it"
-        )
-        found.append(Finding("tf32", "NVIDIA_TF32_OVERRIDE", message))
-    if identity is Fp32.TF32:
-        message = (
-            "this engine's FP32 is TF32: with the TF32 flag cleared its errors are those of "
-            f"emulated TF32 ({times(fp32.score)} against {times(emulated.tf32.score)}; strict FP32 "
-            f"gives {times(emulated.fp32.score)}), so a pinned matrix product runs in TF32 too, "
-            "and is emulated so from here on"
-        )
-        found.append(Finding("tf32", "", message))
-    return found
+def _tf32_findings(identity: Fp32, fp32: Evaluation, emulated: Baselines) -> list[Finding]:
+    if identity is not Fp32.TF32:
+        return []
+    message = (
+        "this engine's FP32 is TF32: with the TF32 flag cleared its errors are those of "
+        f"emulated TF32 ({times(fp32.score)} against {times(emulated.tf32.score)}; strict FP32 "
+        f"gives {times(emulated.fp32.score)}), so a pinned matrix product runs in TF32 too, "
+        "and is emulated so from here on"
+    )
+    return [Finding("tf32", "", message)]
 
 
 def keeping_unsupported(

@@ -121,9 +121,9 @@ def augmented(problem: Problem, context: Context, stream: int, count: int) -> It
         sources, kinds = few, {digest: fit or (_AS_GIVEN,) for digest, fit in kinds.items()}
     made = _augmented(problem, context, sources, kinds, stream)
     if stream != SEARCH_STREAM and not of_sets:
-        made = _new(context, made, context.augmented_before(stream))
+        made = _unused(context, made, context.augmented_before(stream))
     found = _unlike_given(problem, context, made, count, "augmented")
-    return _kept(context, stream, _some_at_least(choice, found) if required else found)
+    return _noted(context, stream, _some_at_least(choice, found) if required else found)
 
 
 def wants_augmented(problem: Problem) -> bool:
@@ -237,7 +237,7 @@ class _ByUser:
         return sample
 
 
-def _kept(context: Context, stream: int, found: Iterator[Sample]) -> Iterator[Sample]:
+def _noted(context: Context, stream: int, found: Iterator[Sample]) -> Iterator[Sample]:
     """``found``, whose digests are noted so that no later stream has them."""
     digests = context.augmented_of(stream)
     for sample in found:
@@ -245,7 +245,7 @@ def _kept(context: Context, stream: int, found: Iterator[Sample]) -> Iterator[Sa
         yield sample
 
 
-def _new(context: Context, made: Iterator[Sample], before: Set[str]) -> Iterator[Sample]:
+def _unused(context: Context, made: Iterator[Sample], before: Set[str]) -> Iterator[Sample]:
     """The samples of ``made`` that neither repeat an earlier one nor any of ``before``.
 
     A few token ids, or shifts along one axis, give few different inputs. One that the search or a

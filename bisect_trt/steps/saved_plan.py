@@ -136,6 +136,7 @@ def read_plan(path: Path) -> SavedPlan:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
+    # Older plans lack the later keys, and people edit plan.json by hand.
     plan, data = PrecisionPlan.from_json(text, str(path)), json.loads(text)
     try:
         share = _share("holds_on", data)
@@ -168,6 +169,7 @@ def _share(key: str, data: Mapping[str, Any]) -> float | None:
     value = data.get(key)
     if value is None:
         return None
+    # In Python True is an int.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
         raise TypeError(f"{key!r} must be a share")
     return float(value)
