@@ -37,9 +37,6 @@ from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.settings import Settings
 from bisect_trt.steps.problem import Problem
 
-_NOTED_LAYERS = 5
-"""How many layers a finding names."""
-
 _FAR = 16.0
 """The ratio of measured to counted time from which the count is known to be wrong."""
 
@@ -149,7 +146,7 @@ def open_emulator(problem: Problem, device: Device) -> tuple[EmulatedRunner, tup
     layers = emulator.layers_on_cpu
     if not layers:
         return emulator, ()
-    named = some_of([repr(name) for name in layers], _NOTED_LAYERS)
+    named = some_of([repr(name) for name in layers], 5)
     message = (
         f"the emulator on {device.name} runs layers on the CPU, for which CUDA has no kernel: "
         f"{named}; the numbers are the same, the time is not"

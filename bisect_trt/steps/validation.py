@@ -213,11 +213,7 @@ def _measured(
     wanted_augmented = wanted_of_augmented(problem)
     worst_of = WorstOf(context, judges, plan)
     given = worst_of.judge(problem.samples, size=size)[0]
-    alone = given.results
-    # The cache has each input's evaluation. A metric of a whole set has none for one input.
-    if size > 1:
-        singly = () if problem.requirements.tells_of_all else problem.samples
-        alone = worst_of.judge(singly)[0].results
+    alone = given.results if size == 1 else _one_by_one(problem, worst_of)
     holdout_size = size if size == 1 else max(1, len(problem.holdout))
     with context.time.part(time_share):  # real inputs come first
         held_out = worst_of.judge(problem.holdout, size=holdout_size)[0]
@@ -247,6 +243,12 @@ def _measured(
         alike=len(problem.samples) + len(problem.holdout) < FEW_INPUTS
         and (context.noted(ALIKE) or any(f.kind == ALIKE for f in problem.findings)),
     )
+
+
+def _one_by_one(problem: Problem, worst_of: WorstOf) -> Sequence[SampleResult]:
+    """The results of the given inputs one by one; none where a metric needs all of them."""
+    samples = () if problem.requirements.tells_of_all else problem.samples
+    return worst_of.judge(samples)[0].results
 
 
 def _tally(search_set: SearchSetResult, confidence: float | None) -> Tally:
