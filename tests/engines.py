@@ -74,28 +74,6 @@ class Engine:
         pass
 
 
-class Changed(Engine):
-    """An engine whose outputs ``change`` makes of the plan and each emulated array; ``asked``
-    names the samples.
-    """
-
-    def __init__(
-        self,
-        fixture: Fixture,
-        change: Callable[[PrecisionPlan, NDArray[Any]], NDArray[Any]] = lambda _, a: a,
-    ) -> None:
-        super().__init__(fixture)
-        self._change = change
-        self.asked: list[str] = []
-
-    def outputs(
-        self, plan: PrecisionPlan, samples: Sequence[Sample]
-    ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        for sample, outputs in zip(samples, super().outputs(plan, samples), strict=True):
-            self.asked.append(sample.name)
-            yield {n: self._change(plan, a) for n, a in outputs.items()}
-
-
 class Unsteady(Engine):
     """An engine that runs each input ``runs`` times, of which ``bad`` in a process give an answer
     that is ``off`` away: ``bad`` tells how many, from the plan and the number of the process.

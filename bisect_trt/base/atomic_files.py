@@ -153,8 +153,7 @@ RESULT_FILES = (
     "tradeoff.csv",
 )
 
-VERIFY_PAGE = "verify.html"
 VERIFY_RECORD = "verify.json"
 VERIFY_JUNIT = "verify.junit.xml"
-VERIFY_FILES = (VERIFY_RECORD, VERIFY_PAGE, VERIFY_JUNIT)
+VERIFY_FILES = (VERIFY_RECORD, VERIFY_JUNIT)
 """Their names differ from a run's, whose folder they may be written to."""

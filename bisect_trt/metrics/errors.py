@@ -293,33 +293,3 @@ def _spread(reference: NDArray[Any], answers: Sequence[NDArray[Any]]) -> float:
     values = reference[np.isfinite(reference)] if reference.dtype.kind == "f" else reference
     span = float(np.ptp(values.astype(np.float64))) if values.size else 0.0
     return gap / span if span > 0.0 else gap
-
-
-@dataclass(frozen=True)
-class RowsApart:
-    """The largest difference between two rows, and the rows that differ.
-
-    ``apart``: in the array's unit, infinite if a row is not finite.
-    ``rows``: the rows that are not finite, or else those farthest from the median row.
-    """
-
-    apart: float
-    rows: tuple[int, ...]
-
-
-def rows_apart(array: NDArray[Any]) -> RowsApart:
-    """Compares the rows of ``array`` along its first axis."""
-    # Equal infinities, and NaN in all rows, are no difference.
-    values = array.astype(np.float64).reshape(len(array), -1)
-    missing = np.isnan(values)
-    equal = (values == values[:1]) | (missing & missing[:1])
-    values = values[:, ~equal.all(axis=0)]
-    if values.size == 0:
-        return RowsApart(0.0, ())
-    chosen = ~np.isfinite(values).all(axis=1)
-    apart = math.inf
-    if not chosen.any():
-        distances = np.abs(values - np.median(values, axis=0)).max(axis=1)
-        chosen = distances >= distances.max() * (1.0 - 1e-9)
-        apart = float(np.ptp(values, axis=0).max())
-    return RowsApart(apart, tuple(int(i) for i in np.flatnonzero(chosen)))

@@ -26,7 +26,6 @@ from bisect_trt.base.atomic_files import (
     TYPED_MODEL,
     VERIFY_FILES,
     VERIFY_JUNIT,
-    VERIFY_PAGE,
     VERIFY_RECORD,
     draft_prefix,
     scratch,
@@ -35,23 +34,19 @@ from bisect_trt.base.atomic_files import (
 )
 from bisect_trt.base.display import printable
 from bisect_trt.base.errors import BadInputError, MachineError, is_disk_full, not_written
-from bisect_trt.base.outcomes import ValidationVerdict
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.save import annotated, save_model
 from bisect_trt.model.typed import to_typed
 from bisect_trt.report.columns import FLAG, LAYERS, TABLES, names_in, to_csv
 from bisect_trt.report.headline import headline
-from bisect_trt.report.html import as_html, environment
+from bisect_trt.report.html import as_html
 from bisect_trt.report.junit import as_junit, verification_as_junit
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.record import Record
 from bisect_trt.report.text import (
     is_least,
     number,
-    plan_line,
     score_without,
-    validation_lines,
-    verdict,
 )
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.verify import Verification
@@ -248,21 +243,8 @@ def _plain(value: Any) -> Any:
 
 
 def write_verification(found: Verification) -> None:
-    """Writes verify.html, verify.json and verify.junit.xml, each whole."""
-    validation = found.validation
-    overfitted = validation is not None and validation.word is ValidationVerdict.OVERFITTED
-    page = (
-        environment()
-        .get_template("verify.html.j2")
-        .render(
-            answer=verdict(found),
-            good=found.passed and not overfitted,
-            lines=[f"{found.model}: {plan_line(found)}.", *validation_lines(found)],
-            checks=found.checks,
-        )
-    )
+    """Writes verify.json and verify.junit.xml, each whole."""
     files = {
-        VERIFY_PAGE: page,
         VERIFY_RECORD: to_json(found.as_json()) + "\n",
         VERIFY_JUNIT: verification_as_junit(found),
     }

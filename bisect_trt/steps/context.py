@@ -167,11 +167,7 @@ class Context:
         if self.opened is not None:
             self.engine = self.evaluator_of(self.opened, problem.settings.workers)
         self.pace = Pace(
-            problem,
-            self.emulator,
-            self.cache,
-            self.evaluator.key,
-            beside_engine=self.opened is not None,
+            problem, self.emulator, self.recalled, beside_engine=self.opened is not None
         )
 
     def augmented_of(self, stream: int) -> set[str]:
