@@ -50,18 +50,18 @@ class EmulatedRunner:
     ) -> None:
         self.versions: Mapping[str, str] = versions_on(device)
         self.graph = as_graph(model)
-        self._capable = with_roundings(self.graph, base)
-        self.constants = constants or ConstantStore(self._capable)
+        self.capable = with_roundings(self.graph, base)
+        self.constants = constants or ConstantStore(self.capable)
         self.device = device
         self._device_constants = self.constants
         if device != CPU:
             load_cuda_libraries()
-            self._device_constants = ConstantStore(self._capable, device)
+            self._device_constants = ConstantStore(self.capable, device)
         self._base = base
         self._threads = threads
         # By base and pin precision: the usual pair's session, and at most one other.
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
-        self._node_by_node = NodeByNode(self._capable, self.constants, threads)
+        self._node_by_node = NodeByNode(self.capable, self.constants, threads)
         self._kept = KeptActivations()
         self._last_reduced: tuple[PrecisionPlan, frozenset[str]] | None = None
         self._after_lookups: EmulatedRunner | None = None
@@ -70,23 +70,14 @@ class EmulatedRunner:
         runs = ((*self._runner_of(sample)._session_for(plan), sample) for sample in samples)
         yield from side_by_side(_run, runs, lambda run: run[0].at_once(run[2]))
 
-    @property
-    def capable(self) -> Graph:
-        """The model that is executed: the given one, at an opset that can express the roundings."""
-        return self._capable
-
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
-
-    def outputs_by_node(self, plan: PrecisionPlan, sample: Sample) -> Arrays:
-        """Returns one sample's outputs, as :meth:`NodeByNode.outputs`."""
-        runner = self._runner_of(sample)
-        return runner._node_by_node.outputs(sample, runner._of_capable(plan))
 
     def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
         """As :meth:`NodeByNode.trace`."""
         runner = self._runner_of(sample)
-        return runner._node_by_node.trace(sample, runner._of_capable(plan))
+        capable = with_new_nodes_pinned(runner.graph, runner.capable, plan)
+        return runner._node_by_node.trace(sample, capable)
 
     def exact(
         self, sample: Sample, precision: Precision
@@ -101,23 +92,9 @@ class EmulatedRunner:
         session, _ = self._runner_of(sample)._session_for(PrecisionPlan(precision))
         return session.sensitivities(sample, wanted)
 
-    def release(self) -> None:
-        """Closes all sessions and forgets kept activations; the next plan opens its own."""
-        self._switched.clear()
-        self._kept.clear()
-        self._node_by_node.release()
-        if self._after_lookups is not None:
-            self._after_lookups.release()
-
     def forget(self) -> None:
         """Forgets kept activations: the next run of any plan starts at the inputs."""
         self._kept.clear()
-
-    @property
-    def layers_on_cpu(self) -> list[str]:
-        """The layers that ran on the CPU instead of the device, in all runs so far."""
-        ran = {name for session in self._switched.values() for name in session.on_cpu}
-        return [layer.name for layer in self.graph.layers if layer.name in ran]
 
     def _runner_of(self, sample: Sample) -> EmulatedRunner:
         """This runner, or one of the model behind its lookups where ``sample`` replaces these."""
@@ -135,9 +112,6 @@ class EmulatedRunner:
             self._after_lookups._device_constants = self._device_constants
         return self._after_lookups
 
-    def _of_capable(self, plan: PrecisionPlan) -> PrecisionPlan:
-        return with_new_nodes_pinned(self.graph, self._capable, plan)
-
     def _session_for(self, plan: PrecisionPlan) -> tuple[SwitchedSession, frozenset[str]]:
         """The session that can run ``plan``, and the layers that it reduces there."""
         reduced = self._reduced_by(plan)
@@ -153,7 +127,7 @@ class EmulatedRunner:
                     del self._switched[other]
                 give_back()
             self._switched[key] = SwitchedSession(
-                self._capable,
+                self.capable,
                 self._device_constants,
                 *key,
                 threads=self._threads,

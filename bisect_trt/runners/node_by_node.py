@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.metrics.arrays import Arrays, all_finite, largest_finite
+from bisect_trt.metrics.arrays import all_finite, largest_finite
 from bisect_trt.metrics.rounding import LARGEST
 from bisect_trt.model.emulated import EmulationRewriter, rounding_model
 from bisect_trt.model.graph import Graph
@@ -241,30 +241,10 @@ class NodeByNode:
         self._threads = threads
         self._sessions = NodeSessions(graph.proto, threads)
         self._ready: dict[tuple[int, Precision], NodeSession] = {}
-        self._compiled: Sequence[Step] | None = None
 
-    def release(self) -> None:
-        """Closes the sessions and forgets the steps."""
-        self._ready.clear()
-        self._sessions = NodeSessions(self._graph.proto, self._threads)
-        self._compiled = None
-
-    @property
+    @cached_property
     def _steps(self) -> Sequence[Step]:
-        # :meth:`release` may run in another thread: what it clears is read once.
-        steps = self._compiled
-        if steps is None:
-            steps = self._compiled = compile_steps(self._graph, self._constants)
-        return steps
-
-    def outputs(self, sample: Sample, plan: PrecisionPlan) -> Arrays:
-        """Returns the model's outputs on ``sample`` under ``plan``."""
-        execution = self._start(sample)
-        for step in self._steps:
-            precision = plan.precision_of(step.name)
-            self._keep(step, precision, self._execute(step, precision, execution), execution)
-            execution.free(step.frees)
-        return {name: self._fetch(name, execution) for name in self._graph.outputs}
+        return compile_steps(self._graph, self._constants)
 
     def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
         """Yields the float outputs of each layer that can run at the plan's base, in order."""
@@ -384,9 +364,3 @@ class NodeByNode:
             session = self._sessions.rounding(precision)
             execution.versions[key] = session.run([execution.values[name]])[0]
         return execution.versions[key]
-
-    def _fetch(self, name: str, execution: Execution) -> NDArray[Any]:
-        """A live tensor, or a copy of a constant."""
-        owners: list[ort.OrtValue] = []
-        array = viewed(self._value(name, execution, owners))
-        return array.copy() if owners else array  # a constant's memory is the store's

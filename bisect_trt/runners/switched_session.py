@@ -7,13 +7,11 @@ a whole run, bit for bit.
 
 from __future__ import annotations
 
-import tempfile
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -30,7 +28,7 @@ from bisect_trt.model.switched import SEGMENTS, Segment, cut, to_switched
 from bisect_trt.runners.concurrency import Headroom, side_by_side
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.device import CPU, Device
-from bisect_trt.runners.ort_session import cpu_nodes, failure_of_session, session_as_written
+from bisect_trt.runners.ort_session import failure_of_session, session_as_written
 from bisect_trt.runners.values import Value, bytes_of, caller, owned, value_of, viewed
 
 KEPT_BYTES = 16 << 20
@@ -131,22 +129,15 @@ class Switches:
 
 
 class SegmentSession:
-    """Executes one segment; ``on_cpu`` names the nodes that ran on the CPU, not the device."""
+    """Executes one segment."""
 
     def __init__(
         self, segment: Segment, constants: ConstantStore, threads: int, device: Device
     ) -> None:
         self.takes, self.gives = segment.takes, segment.gives
         self.flags, self.weights = segment.flags, segment.weights
-        self.on_cpu: tuple[str, ...] = ()
         self._constants = constants
-        self._profile: tempfile.TemporaryDirectory[str] | None = None
-        profile = None
-        if device != CPU:  # the first run shows which nodes the CPU runs
-            self._profile = tempfile.TemporaryDirectory(prefix="bisect-trt-")
-            profile = str(Path(self._profile.name) / "profile")
-        self._session = session_as_written(segment.model, _WHERE, threads, device, profile)
-        self._call = caller(self._session)
+        self._call = caller(session_as_written(segment.model, _WHERE, threads, device))
         self._states = [
             owned(np.array(state), device.memory, device.number) for state in (False, True)
         ]
@@ -172,10 +163,6 @@ class SegmentSession:
             results = self._call(feed, self.gives, None)
         except Exception as error:
             raise failure_of_session(_WHERE, error) from error
-        if self._profile is not None:
-            self.on_cpu = tuple(cpu_nodes(self._session))
-            self._profile.cleanup()
-            self._profile = None
         return {name: results[i] for i, name in enumerate(self.gives)}
 
 
@@ -212,11 +199,6 @@ class SwitchedSession:
         # Part of the keys, since sessions share kept tensors; an id() could be reused.
         self._identity = object()
         self._settings: tuple[frozenset[str], list[Setting], list[bytes]] | None = None
-
-    @property
-    def on_cpu(self) -> tuple[str, ...]:
-        """The nodes that ran on the CPU instead of the device, known after the first run."""
-        return tuple(name for segment in self._segments for name in segment.on_cpu)
 
     def at_once(self, sample: Sample) -> int:
         """Returns how many inferences on samples like ``sample`` fit side by side."""

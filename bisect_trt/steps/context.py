@@ -390,7 +390,7 @@ def _opened(
     if engine is not None:
         opened.enter_context(closing(engine))
     cache = opened.enter_context(claimed_folder(problem, folder))
-    emulator, noted = open_emulator(problem, device)
+    emulator = open_emulator(problem, device)
     pool = open_emulator_pool(problem, emulator, device)
     if pool is not None:
         opened.enter_context(closing(pool))
@@ -411,7 +411,7 @@ def _opened(
         time=time_budget,
         references=references,
     )
-    context.note(*noted, *of_scales)
+    context.note(*of_scales)
     if engine is None and (words := idle_options(settings)):
         context.note(Finding("no-engine", "", words))
     if cache.note:

@@ -117,7 +117,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
 
 def _timed_inference(problem: Problem, observer: Observer) -> float:
     """The seconds of an inference on one input, by the quickest; refuses what a run does."""
-    emulator, _ = open_emulator(problem, emulator_device(problem.settings))
+    emulator = open_emulator(problem, emulator_device(problem.settings))
     problem = replace(problem, samples=problem.samples[:1])
     with (
         scratch("estimate") as folder,

@@ -11,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.base.display import counted, some_of
+from bisect_trt.base.display import counted
 from bisect_trt.base.errors import (
     RunnerFailedError,
     RunnerUnavailableError,
 )
 from bisect_trt.base.limits import thread_count
-from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.cache import Cache, Row
 from bisect_trt.runners.device import (
@@ -128,8 +127,6 @@ _ALONE, _BESIDE = 0.9, 0.5
 that is built and run there too.
 """
 
-_SHOWN = 5
-
 
 def emulator_device(settings: Settings) -> Device:
     """What ``--emulate-on`` names.
@@ -152,22 +149,11 @@ def emulator_device(settings: Settings) -> Device:
     return cuda_device(name, 0, int(free * share / sharing))
 
 
-def open_emulator(problem: Problem, device: Device) -> tuple[EmulatedRunner, tuple[Finding, ...]]:
-    """The emulator of this process, and what there is to say of where it computes."""
-    precision = problem.settings.precision
-    if device == CPU or problem.settings.ray is not None:
-        return EmulatedRunner(problem.graph, precision), ()
-    emulator = EmulatedRunner(problem.graph, precision, device=device)
-    list(emulator.outputs(PrecisionPlan(Precision.FP32), problem.samples[:1]))
-    layers = emulator.layers_on_cpu
-    if not layers:
-        return emulator, ()
-    named = some_of([repr(name) for name in layers], _SHOWN)
-    words = (
-        f"the emulator on {device.name} runs layers on the CPU, for which CUDA has no kernel: "
-        f"{named}; the numbers are the same, the time is not"
-    )
-    return emulator, (Finding("cpu-fallback", layers[0], words),)
+def open_emulator(problem: Problem, device: Device) -> EmulatedRunner:
+    """The emulator of this process."""
+    settings = problem.settings
+    device = CPU if settings.ray is not None else device  # a cluster's GPUs are elsewhere
+    return EmulatedRunner(problem.graph, settings.precision, device=device)
 
 
 def open_emulator_pool(
