@@ -20,7 +20,7 @@ from bisect_trt.model.graph import Graph, lookup_model
 from bisect_trt.model.layers import with_outputs, with_unique_names
 from bisect_trt.model.outputs import list_decisions
 from bisect_trt.model.subgraph import Extractor
-from bisect_trt.runners.concurrency import Headroom, Turns
+from bisect_trt.runners.concurrency import Headroom, is_large
 from bisect_trt.runners.ort_session import reference_session, run_all, session_as_written
 
 
@@ -37,8 +37,7 @@ class Reference:
         self._graph = graph
         self._where = where
         self._decisions = list_decisions(graph.proto)
-        self.turns = Turns(graph)
-        self.is_large = self.turns.is_large
+        self.is_large = is_large(graph)
         # Opened at once: a model that cannot be loaded is refused before anything is written.
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
@@ -81,7 +80,6 @@ class Reference:
 
     def _open(self, graph: Graph) -> ort.InferenceSession:
         proto = graph.proto
-        self.turns.take(self)
         names = [n.name for n in proto.graph.node if n.name]
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
         if len(set(names)) < len(names):

@@ -117,8 +117,8 @@ class Context:
 
     ``opened`` is the engine's runner, None where the emulators judge; ``emulator`` runs in this
     process, ``emulator_pool`` on workers where there are some. ``evaluator`` and ``second`` emulate
-    in two arithmetics; ``engine`` builds. ``in_turn`` if the second emulator and the reference make
-    room for each other, ``samples_a_turn`` samples at a time. ``tests`` counts those on new inputs.
+    in two arithmetics; ``engine`` builds. ``in_turn`` if the second emulator and the reference are
+    open in turn, ``samples_a_turn`` samples at a time. ``tests`` counts those on new inputs.
     ``in_hand`` is the smallest set of pins that passed the whole search set until now; ``refused``
     are the plans that failed on more copies than allowed. ``pace`` says how long an inference
     takes.
@@ -155,9 +155,7 @@ class Context:
         pool = self.emulator_pool
         self.evaluator = self.evaluator_of(pool or self.emulator, 1 if pool is None else len(pool))
         constants = self.emulator.constants.owner
-        self.second = self.evaluator_of(
-            WholeModelRunner(problem.graph, constants, problem.reference.turns)
-        )
+        self.second = self.evaluator_of(WholeModelRunner(problem.graph, constants))
         self.engine = None
         if self.opened is not None:
             self.engine = self.evaluator_of(self.opened, problem.settings.workers)

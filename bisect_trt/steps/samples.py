@@ -389,10 +389,6 @@ def _looked_at(
 
     for first in samples:
         yield look(told(first))
-        at_once = context.references.at_once(first)
-        while context.in_turn and (few := [told(s) for s in islice(samples, at_once)]):
-            # All are done before another session takes its turn.
-            yield from list(side_by_side(look, few, room))
         yield from side_by_side(look, map(told, samples), room)
 
 

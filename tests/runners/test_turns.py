@@ -59,15 +59,16 @@ def alive(made: Sequence[ReferenceType[ort.InferenceSession]]) -> int:
     return sum(session() is not None for session in made)
 
 
-@pytest.mark.parametrize(("many", "together"), [(1 << 40, 2), (1, 0)])
+@pytest.mark.parametrize(("many", "together"), [(1 << 40, 2), (1, 1)])
 def test_many_weights_are_held_in_turn(
     graph: Graph, many: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The reference uses the weights where they lie: only the second emulator has a copy."""
     monkeypatch.setattr("bisect_trt.runners.concurrency.LARGE", many)
     made = sessions_made(monkeypatch)
     sample = Sample("s", {"x": np.linspace(-1, 1, 128, dtype=np.float32)[None]})
     reference = Reference(graph)
-    second = WholeModelRunner(graph, turns=reference.turns)
+    second = WholeModelRunner(graph)
 
     def answers() -> tuple[NDArray[Any], NDArray[Any]]:
         exact = reference.outputs(sample)["y"]
@@ -78,7 +79,7 @@ def test_many_weights_are_held_in_turn(
     # Whoever had to go gives the same when it comes back.
     assert all(np.array_equal(*pair) for pair in zip(first, answers(), strict=True))
     assert alive(made) == together
-    assert len(made) == (2 if together == 2 else 4)
+    assert len(made) == (2 if together == 2 else 3)
     assert not np.array_equal(*first)
 
 
