@@ -17,11 +17,11 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import all_finite, largest_finite
 from bisect_trt.metrics.rounding import LARGEST
-from bisect_trt.model.emulated import EmulationRewriter, rounding_model
+from bisect_trt.model.emulated import EmulationRewriter
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Kind
 from bisect_trt.model.precision_rules import CONTROL_FLOW
-from bisect_trt.model.roundings import is_rounded, list_roundings
+from bisect_trt.model.roundings import list_roundings
 from bisect_trt.model.tensor_types import captured_names
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.ort_session import failure_of_session, node_session
@@ -70,9 +70,9 @@ class NodeSessions:
         return len(self._sessions)
 
     def node(
-        self, index: int, precision: Precision, types: Sequence[str], rounded: Collection[int]
+        self, index: int, precision: Precision, types: Sequence[str], rounded: tuple[int, ...]
     ) -> NodeSession:
-        """Returns node ``index``'s session; its inputs at ``rounded`` are rounded already."""
+        """Returns node ``index``'s session; it rounds its inputs, but for those at ``rounded``."""
         node = self._model.graph.node[index]
         captures = captured_names(node)
         # A body that captures outer tensors names them: its session serves this node only.
@@ -80,19 +80,10 @@ class NodeSessions:
         if not captures:
             attributes = b"".join(sorted(a.SerializeToString() for a in node.attribute))
         present = tuple(bool(i) for i in node.input), tuple(bool(o) for o in node.output)
-        key = (node.domain, node.op_type, attributes, present, tuple(types), precision)
+        key = (node.domain, node.op_type, attributes, present, tuple(types), precision, rounded)
         if key not in self._sessions:
             self._sessions[key] = self._make(node, captures, precision, types, rounded)
         return self._sessions[key]
-
-    def rounding(self, precision: Precision) -> NodeSession:
-        """Returns the session that rounds any float tensor to ``precision``."""
-        if precision not in self._sessions:
-            model = rounding_model(precision)
-            self._sessions[precision] = NodeSession(
-                node_session(model, self._threads), ("x",), ("y",)
-            )
-        return self._sessions[precision]
 
     def _make(
         self,
@@ -161,22 +152,18 @@ class Step:
 class Execution:
     """One execution of the model under one plan, as far as it has come.
 
-    ``values`` are the live tensors, ``versions`` rounded copies of them, ``state`` the precision
-    that a tensor is rounded to already. ``owners`` hold the memory of the inputs.
+    ``values`` are the live tensors, ``stored`` those with values of FP16 or BF16. ``owners`` hold
+    the memory of the inputs.
     """
 
     values: dict[str, Value]
-    versions: dict[tuple[str, Precision], Value] = field(default_factory=dict)
-    state: dict[str, Precision] = field(default_factory=dict)
-    owners: tuple[ort.OrtValue, ...] = ()
+    owners: tuple[ort.OrtValue, ...]
+    stored: set[str] = field(default_factory=set)
 
     def free(self, names: Sequence[str]) -> None:
-        """Drops tensors and their rounded copies."""
+        """Drops tensors."""
         for name in names:
             self.values.pop(name, None)
-        if self.versions:
-            for key in [k for k in self.versions if k[0] in names]:
-                del self.versions[key]
 
 
 def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
@@ -240,7 +227,7 @@ class NodeByNode:
         self._constants = constants
         self._threads = threads
         self._sessions = NodeSessions(graph.proto, threads)
-        self._ready: dict[tuple[int, Precision], NodeSession] = {}
+        self._ready: dict[tuple[int, Precision, tuple[int, ...]], NodeSession] = {}
 
     @cached_property
     def _steps(self) -> Sequence[Step]:
@@ -282,7 +269,6 @@ class NodeByNode:
             introduced = reference
             if step.reduces(precision):
                 introduced = self._execute(step, precision, exact)
-            exact.versions.clear()  # no later step reads the exact values rounded
             rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
             for tensor, *values in rows:
                 if values[0].data_type() != "tensor(float)":
@@ -296,28 +282,26 @@ class NodeByNode:
     def _start(sample: Sample) -> Execution:
         """An execution of which no step has run yet."""
         owners = {name: owned(array) for name, array in sample.arrays.items()}
-        return Execution({n: value_of(o) for n, o in owners.items()}, owners=tuple(owners.values()))
+        return Execution({n: value_of(o) for n, o in owners.items()}, tuple(owners.values()))
 
     def _execute(self, step: Step, precision: Precision, execution: Execution) -> list[Value]:
         if not step.reduces(precision):
             precision = Precision.FP32
-        rounded = step.reduced_in[precision]
         owners: list[ort.OrtValue] = []  # must live until the call is done
-        values = [
-            self._rounded(name, precision, execution, owners)
-            if position in rounded
-            else self._value(name, execution, owners)
-            for position, name in enumerate(step.inputs)
-        ]
-        node = self._graph.proto.graph.node[step.index]
+        values = [self._value(name, execution, owners) for name in step.inputs]
+        # Rounding again changes nothing, but for an infinity of FP16, which TF32 makes NaN.
+        rounded: tuple[int, ...] = ()
+        if precision is Precision.TF32:
+            reduced = step.reduced_in[precision]
+            rounded = tuple(i for i in reduced if step.inputs[i] in execution.stored)
         try:
-            session = self._ready.get((step.index, precision))
-            if session is None:
+            key = (step.index, precision, rounded)
+            if key not in self._ready:
                 types = [v.data_type() for v in values]
-                session = self._sessions.node(step.index, precision, types, rounded)
-                self._ready[(step.index, precision)] = session
-            return session.run(values)
+                self._ready[key] = self._sessions.node(step.index, precision, types, rounded)
+            return self._ready[key].run(values)
         except Exception as error:
+            node = self._graph.proto.graph.node[step.index]
             where = f"layer {step.name!r} ({node.op_type})"
             raise failure_of_session(where, error) from error
 
@@ -339,9 +323,8 @@ class NodeByNode:
         step: Step, precision: Precision, results: Sequence[Value], execution: Execution
     ) -> None:
         execution.values.update(zip(step.outputs, results, strict=True))
-        if step.reduces(precision):
-            for name in (step.outputs[i] for i in step.reduced_out[precision]):
-                execution.state[name] = precision
+        if step.reduces(precision) and precision.is_storage:
+            execution.stored.update(step.outputs[i] for i in step.reduced_out[precision])
 
     def _value(self, name: str, execution: Execution, owners: list[ort.OrtValue]) -> Value:
         """A live tensor, or a constant; appends the constant's owner to ``owners``."""
@@ -349,18 +332,3 @@ class NodeByNode:
             return execution.values[name]
         owners.append(self._constants.owner(name))
         return value_of(owners[-1])
-
-    def _rounded(
-        self, name: str, precision: Precision, execution: Execution, owners: list[ort.OrtValue]
-    ) -> Value:
-        if name in self._constants:
-            owners.append(self._constants.owner(name, precision))
-            return value_of(owners[-1])
-        # Rounding again would change nothing.
-        if is_rounded(execution.state.get(name, Precision.FP32), precision):
-            return execution.values[name]
-        key = (name, precision)
-        if key not in execution.versions:
-            session = self._sessions.rounding(precision)
-            execution.versions[key] = session.run([execution.values[name]])[0]
-        return execution.versions[key]
