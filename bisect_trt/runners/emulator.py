@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.limits import give_back
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
@@ -20,7 +21,7 @@ from bisect_trt.runners.concurrency import side_by_side
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.device import CPU, Device, load_cuda_libraries
 from bisect_trt.runners.node_by_node import LayerValues, NodeByNode
-from bisect_trt.runners.switched_session import KeptActivations, SwitchedSession
+from bisect_trt.runners.switched_session import SwitchedSession
 
 
 def versions_on(device: Device) -> dict[str, str]:
@@ -62,8 +63,6 @@ class EmulatedRunner:
         # By base and pin precision: the usual pair's session, and at most one other.
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         self._node_by_node = NodeByNode(self.capable, self.constants, threads)
-        self._kept = KeptActivations()
-        self._last_reduced: tuple[PrecisionPlan, frozenset[str]] | None = None
         self._after_lookups: EmulatedRunner | None = None
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
@@ -87,14 +86,18 @@ class EmulatedRunner:
 
     def sensitivities(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
-    ) -> Iterator[tuple[str, Mapping[str, NDArray[Any]] | None]]:
+    ) -> Iterator[tuple[str, Arrays | None]]:
         """Yields the outputs with one layer reduced, for each of ``wanted``; None if that fails."""
         session, _ = self._runner_of(sample)._session_for(PrecisionPlan(precision))
-        return session.sensitivities(sample, wanted)
 
-    def forget(self) -> None:
-        """Forgets kept activations: the next run of any plan starts at the inputs."""
-        self._kept.clear()
+        def alone(layer: str) -> Arrays | None:
+            try:
+                return session.run(sample, {layer})
+            except RunnerFailedError:
+                return None
+
+        outputs = side_by_side(alone, wanted, lambda _: session.at_once(sample))
+        yield from zip(wanted, outputs, strict=True)
 
     def _runner_of(self, sample: Sample) -> EmulatedRunner:
         """This runner, or one of the model behind its lookups where ``sample`` replaces these."""
@@ -114,7 +117,8 @@ class EmulatedRunner:
 
     def _session_for(self, plan: PrecisionPlan) -> tuple[SwitchedSession, frozenset[str]]:
         """The session that can run ``plan``, and the layers that it reduces there."""
-        reduced = self._reduced_by(plan)
+        layers = self.graph.layers_at(plan.base)
+        reduced = frozenset(layer.name for layer in layers) - plan.pinned
         low = plan.base
         if not reduced and plan.pin_precision is Precision.FP32:
             low = self._base  # any session computes plain FP32: no other one need be opened
@@ -132,17 +136,8 @@ class EmulatedRunner:
                 *key,
                 threads=self._threads,
                 device=self.device,
-                kept=self._kept,
             )
         return self._switched[key], reduced
-
-    def _reduced_by(self, plan: PrecisionPlan) -> frozenset[str]:
-        """The layers that ``plan`` reduces, computed once for all samples."""
-        last = self._last_reduced
-        if last is None or last[0] != plan:
-            names = {layer.name for layer in self.graph.layers_at(plan.base)}
-            last = self._last_reduced = (plan, frozenset(names - plan.pinned))
-        return last[1]
 
 
 def _run(run: tuple[SwitchedSession, frozenset[str], Sample]) -> Arrays:

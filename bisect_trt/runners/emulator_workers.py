@@ -52,7 +52,6 @@ class EmulatorPool:
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Arrays | None]]:
         """As :meth:`EmulatedRunner.sensitivities`, on all workers at once."""
-        # A call runs the model once up to its first layer, so each call has neighbouring layers.
         parts = [wanted[i : i + LAYERS_PER_CALL] for i in range(0, len(wanted), LAYERS_PER_CALL)]
 
         def ask(part: Sequence[str]) -> list[tuple[str, Arrays | None]]:

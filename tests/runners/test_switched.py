@@ -1,15 +1,12 @@
-"""An evaluation that starts behind a cut gives what one from the start gives, bit for bit."""
+"""One session executes every plan: its switches branch on the CPU, and select on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.base.plan import Precision
@@ -17,7 +14,7 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.device import Device
-from bisect_trt.runners.switched_session import KeptActivations, SegmentSession, SwitchedSession
+from bisect_trt.runners.switched_session import SwitchedSession
 
 BLOCKS, WIDTH = 24, 16
 PAIRS = [
@@ -81,20 +78,6 @@ def sample(seed: int) -> Sample:
     return Sample(f"s{seed}", {"x": x, "flag": np.array(seed % 2 == 0), "unread": np.array([1])})
 
 
-def session(low: Precision, pin: Precision, segments: int, kept_bytes: int) -> SwitchedSession:
-    graph = network()
-    kept = KeptActivations(kept_bytes)
-    return SwitchedSession(
-        graph, ConstantStore(graph), low, pin, threads=1, kept=kept, segments=segments
-    )
-
-
-@cache
-def pair(low: Precision, pin: Precision) -> tuple[SwitchedSession, SwitchedSession]:
-    """One that keeps activations at cuts, and one that always starts at the beginning."""
-    return session(low, pin, 16, 20_000), session(low, pin, 1, 0)
-
-
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return {n: a.tobytes() for n, a in one.items()} == {n: a.tobytes() for n, a in other.items()}
 
@@ -103,91 +86,17 @@ def layers() -> list[str]:
     return [layer.name for layer in network().layers]
 
 
-@pytest.fixture
-def run_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Counts how often each segment is run."""
-    places: list[int] = []
-    plain = SegmentSession.run
-
-    def counted(self: SegmentSession, *arguments: object) -> object:
-        places.append(id(self))
-        return plain(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SegmentSession, "run", counted)
-    yield places
-
-
-Asked = list[tuple[int, frozenset[str]]]
-
-
-def asked_of(names: Sequence[str]) -> st.SearchStrategy[Asked]:
-    """A few samples' seeds, each with the layers that are reduced."""
-    one = st.tuples(st.integers(0, 1), st.frozensets(st.sampled_from(names)))
-    return st.lists(one, min_size=1, max_size=4)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.sampled_from(PAIRS), asked_of(layers()))
-def test_a_late_start_changes_no_bit(precisions: tuple[Precision, Precision], asked: Asked) -> None:
-    late, plain = pair(*precisions)
-    assert len(late._segments) > 1 and len(plain._segments) == 1
-    for seed, reduced in asked:
-        # Everything but one late layer is the search's usual question.
-        for these in (reduced, reduced ^ {layers()[-3]}):
-            assert same(late.run(sample(seed), these), plain.run(sample(seed), these))
-
-
 @pytest.mark.parametrize(("low", "pin"), PAIRS)
 def test_switches_that_select_give_what_those_that_branch_give(
     low: Precision, pin: Precision
 ) -> None:
-    """As on a GPU, where nothing is cut."""
+    """As on a GPU."""
     graph = network()
     device = Device(name="planted")
     selects = SwitchedSession(graph, ConstantStore(graph, device), low, pin, device=device)
-    assert len(selects._segments) == 1
-    _, branches = pair(low, pin)
+    branches = SwitchedSession(graph, ConstantStore(graph), low, pin)
     for reduced in (frozenset(layers()[::2]), frozenset(layers()), frozenset[str]()):
         assert same(selects.run(sample(7), reduced), branches.run(sample(7), reduced))
-
-
-def test_an_evaluation_starts_where_its_plan_first_differs(run_segments: list[int]) -> None:
-    late = session(*PAIRS[0], 16, 1 << 20)
-    names = layers()
-    late.run(sample(0), frozenset(names))
-    every = len(run_segments)
-    assert every == len(late._segments) > 3
-    run_segments.clear()
-    late.run(sample(0), frozenset(names[:-1]))
-    assert len(run_segments) == 1
-    late.run(sample(0), frozenset(names[1:]))
-    assert len(run_segments) == 1 + every, "the first layer changes everything"
-    run_segments.clear()
-    late.run(sample(1), frozenset(names[:-1]))
-    assert len(run_segments) == every, "another input shares nothing"
-
-
-def test_what_is_kept_stays_within_its_budget(run_segments: list[int]) -> None:
-    graph, names = network(), layers()
-    kept = KeptActivations(2_000)
-    late = SwitchedSession(graph, ConstantStore(graph), *PAIRS[0], threads=1, kept=kept)
-    for number in range(8):
-        late.run(sample(0), frozenset(names[number:]))
-        assert kept._bytes <= 2_000
-    assert kept._kept, "a cut's tensors fit"
-    kept.clear()
-    run_segments.clear()
-    late.run(sample(0), frozenset(names[7:]))
-    assert len(run_segments) == len(late._segments)
-
-
-def test_sensitivities_are_runs_with_one_layer_reduced() -> None:
-    late, plain = pair(*PAIRS[0])
-    found = dict(late.sensitivities(sample(4), layers()))
-    assert set(found) == set(layers())
-    for name, outputs in found.items():
-        assert outputs is not None
-        assert same(outputs, plain.run(sample(4), frozenset({name})))
 
 
 @pytest.mark.parametrize("precisions", PAIRS, ids=str)
@@ -214,26 +123,3 @@ def test_casts_that_undo_each_other_are_read_by_bodies(
     assert np.allclose(exact, np.tanh(back), atol=1e-3)
     for reduced in (frozenset[str](), frozenset(layer.name for layer in graph.layers)):
         assert same(selects.run(x, reduced), branches.run(x, reduced))
-
-
-def test_segments_without_switches_are_told_apart() -> None:
-    """Whatever was kept at the first of their cuts was taken for what is alive at the last."""
-    nodes = [helper.make_node("Cast", ["x"], ["d0"], "in", to=TensorProto.DOUBLE)]
-    nodes += [helper.make_node("Neg", [f"d{i}"], [f"d{i + 1}"], f"neg{i}") for i in range(200)]
-    nodes += [helper.make_node("Cast", ["d200"], ["f"], "out", to=TensorProto.FLOAT)]
-    nodes += [helper.make_node("Exp", ["f"], ["y"], "exp")]
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy"]
-    graph = Graph(
-        helper.make_model(
-            helper.make_graph(nodes, "late", values[:1], values[1:]),
-            opset_imports=[helper.make_opsetid("", 17)],
-            ir_version=9,
-        )
-    )
-    session = SwitchedSession(graph, ConstantStore(graph), Precision.FP16, Precision.FP32)
-    assert len(session._segments) > 2
-    sample = Sample("s", {"x": np.linspace(-2.0, 2.0, 6, dtype=np.float32).reshape(2, 3)})
-    for _ in range(3):
-        for reduced in ((), ("exp",)):
-            outputs = session.run(sample, frozenset(reduced))
-            np.testing.assert_allclose(outputs["y"], np.exp(sample.arrays["x"]), rtol=2e-3)
