@@ -138,7 +138,7 @@ def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for inference in (
         "node_by_node.NodeByNode._execute",
-        "switched_session.SwitchedSession.run",
+        "emulator.SwitchedSession.run",
         "second_emulator.run_all",
         "reference.Reference.outputs",
     ):

@@ -38,7 +38,7 @@ _NODE_BYTES = 75_000
 """What a node takes in the sessions that hold it."""
 
 _STORES_BYTES = 256 << 20
-"""Activations at cuts and copies of inputs that are kept; full after some tens of inferences."""
+"""Copies of inputs that are kept; full after some tens of inferences."""
 
 _ACTIVATIONS_HELD = 4
 """Inferences at a time: two emulators' beside a reference, and what compares them."""

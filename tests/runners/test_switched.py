@@ -14,7 +14,7 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.device import Device
-from bisect_trt.runners.switched_session import SwitchedSession
+from bisect_trt.runners.emulator import SwitchedSession
 
 BLOCKS, WIDTH = 24, 16
 PAIRS = [
