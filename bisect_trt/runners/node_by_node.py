@@ -122,30 +122,23 @@ class NodeSessions:
         return NodeSession(session, names, tuple(o.name for o in outputs))
 
 
-Positions = Mapping[Precision, tuple[int, ...]]
+Positions = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node to execute, with its roundings at each precision.
+    """One node to execute; ``frees`` holds the tensors that no later node reads.
 
-    ``reduced_at`` holds the precisions at which the node is a layer. ``reduced_in`` holds positions
-    among ``inputs``, ``reduced_out`` among ``outputs``. ``frees`` holds the tensors that no later
-    node reads.
+    ``reduced`` holds the precisions at which the node is a layer, each with the positions among
+    ``inputs`` and among ``outputs`` that are rounded.
     """
 
     index: int
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    reduced_at: tuple[Precision, ...]
-    reduced_in: Positions
-    reduced_out: Positions
+    reduced: Mapping[Precision, tuple[Positions, Positions]]
     frees: tuple[str, ...]
-
-    def reduces(self, precision: Precision) -> bool:
-        """True if the node is a layer that can run at ``precision``."""
-        return precision in self.reduced_at
 
 
 @dataclass
@@ -168,38 +161,26 @@ class Execution:
 
 def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
     """Lists the nodes of the main graph to execute, in order; constants are left out."""
-    last_use: dict[str, int] = {}
-    parts = []
-    for index, node in enumerate(graph.proto.graph.node):
+    roundings = {p: list_roundings(graph, p) for p in Precision}
+    steps: list[Step] = []
+    seen: set[str] = set()
+    for index in reversed(range(len(graph.names))):
+        node = graph.proto.graph.node[index]
         if node.output and node.output[0] in constants:  # the store has its value
             continue
-        slots = tuple(i for i, tensor in enumerate(node.input) if tensor)
+        slots = [i for i, tensor in enumerate(node.input) if tensor]
         inputs = (*(node.input[i] for i in slots), *captured_names(node))
         outputs = tuple(o for o in node.output if o)
-        for tensor in (*inputs, *outputs):
-            last_use[tensor] = index
-        parts.append((index, slots, inputs, outputs))
-    all_roundings = {p: list_roundings(graph, p) for p in Precision}
-    steps = []
-    for index, slots, inputs, outputs in parts:
-        unread = {t for t in {*inputs, *outputs} if last_use[t] == index}
-        roundings = {p: by_node[index] for p, by_node in all_roundings.items()}
-        steps.append(
-            Step(
-                index,
-                graph.names[index],
-                inputs,
-                outputs,
-                tuple(p for p in Precision if graph.role(index, p).kind is Kind.LAYER),
-                {p: tuple(map(slots.index, r.operands)) for p, r in roundings.items()},
-                {
-                    p: tuple(outputs.index(x.tensor) for x in r.results.values())
-                    for p, r in roundings.items()
-                },
-                tuple(unread.difference(graph.outputs)),
-            )
-        )
-    return steps
+        reduced = {}
+        for precision, of_nodes in roundings.items():
+            if graph.role(index, precision).kind is Kind.LAYER:
+                rounded = [outputs.index(r.tensor) for r in of_nodes[index].results.values()]
+                operands = tuple(map(slots.index, of_nodes[index].operands))
+                reduced[precision] = (operands, tuple(rounded))
+        frees = tuple({*inputs, *outputs} - seen)
+        seen.update(frees)
+        steps.append(Step(index, graph.names[index], inputs, outputs, reduced, frees))
+    return steps[::-1]
 
 
 @dataclass(frozen=True)
@@ -249,7 +230,7 @@ class NodeByNode:
         execution = self._start(sample)
         for step in self._steps:
             results = self._execute(step, Precision.FP32, execution)
-            if step.reduces(precision):
+            if precision in step.reduced:
                 for tensor, value in zip(step.outputs, results, strict=True):
                     if value.data_type() == "tensor(float)":
                         yield step.name, tensor, viewed(value)
@@ -265,9 +246,9 @@ class NodeByNode:
         accumulated = self._execute(step, precision, low)
         self._keep(step, precision, accumulated, low)
         low.free(step.frees)
-        if step.reduces(plan.base):
+        if plan.base in step.reduced:
             introduced = reference
-            if step.reduces(precision):
+            if precision in step.reduced:
                 introduced = self._execute(step, precision, exact)
             rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
             for tensor, *values in rows:
@@ -280,20 +261,20 @@ class NodeByNode:
 
     @staticmethod
     def _start(sample: Sample) -> Execution:
-        """An execution of which no step has run yet."""
+        """Starts an execution at the inputs."""
         owners = {name: owned(array) for name, array in sample.arrays.items()}
         return Execution({n: value_of(o) for n, o in owners.items()}, tuple(owners.values()))
 
     def _execute(self, step: Step, precision: Precision, execution: Execution) -> list[Value]:
-        if not step.reduces(precision):
+        if precision not in step.reduced:
             precision = Precision.FP32
         owners: list[ort.OrtValue] = []  # must live until the call is done
         values = [self._value(name, execution, owners) for name in step.inputs]
         # Rounding again changes nothing, but for an infinity of FP16, which TF32 makes NaN.
         rounded: tuple[int, ...] = ()
         if precision is Precision.TF32:
-            reduced = step.reduced_in[precision]
-            rounded = tuple(i for i in reduced if step.inputs[i] in execution.stored)
+            operands, _ = step.reduced[precision]
+            rounded = tuple(i for i in operands if step.inputs[i] in execution.stored)
         try:
             key = (step.index, precision, rounded)
             if key not in self._ready:
@@ -314,7 +295,7 @@ class NodeByNode:
         if largest is None or self._graph.proto.graph.node[step.index].op_type in CONTROL_FLOW:
             return False
         owners: list[ort.OrtValue] = []
-        inputs = (step.inputs[i] for i in step.reduced_in[precision])
+        inputs = (step.inputs[i] for i in step.reduced[precision][0])
         read = [viewed(self._value(name, exact, owners)) for name in inputs]
         return all(largest_finite(a) <= largest for a in (output, *read))
 
@@ -323,8 +304,9 @@ class NodeByNode:
         step: Step, precision: Precision, results: Sequence[Value], execution: Execution
     ) -> None:
         execution.values.update(zip(step.outputs, results, strict=True))
-        if step.reduces(precision) and precision.is_storage:
-            execution.stored.update(step.outputs[i] for i in step.reduced_out[precision])
+        if precision in step.reduced and precision.is_storage:
+            _, results_rounded = step.reduced[precision]
+            execution.stored.update(step.outputs[i] for i in results_rounded)
 
     def _value(self, name: str, execution: Execution, owners: list[ort.OrtValue]) -> Value:
         """A live tensor, or a constant; appends the constant's owner to ``owners``."""
