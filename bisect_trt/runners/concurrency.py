@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TypeVar
@@ -15,7 +15,6 @@ from bisect_trt.model.shapes import inference_bytes
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-Shapes = Mapping[str, tuple[int, ...]]
 
 HEADROOM_BYTES = 128 << 20
 """Memory for the activations of all inferences that run side by side."""
@@ -32,23 +31,13 @@ class Headroom:
     def __init__(self, graph: Graph, threads: int = 0) -> None:
         # An abandoned inference keeps its session: of a large model only one may run.
         self._graph, self._threads = graph, 1 if is_large(graph) else threads
-        self._largest: Shapes = {}
 
     def at_once(self, sample: Sample) -> int:
         """Returns how many inferences on samples like ``sample`` fit; 1 if that is unknown."""
-        # Inferences on larger samples may still run: the largest shapes so far count.
-        self._largest = _elementwise_max(self._largest, sample.shapes)
-        size = inference_bytes(self._graph, self._largest)
+        size = inference_bytes(self._graph, sample.shapes)
         if size is None:
             return 1
         return max(1, min(self._threads or thread_count(), HEADROOM_BYTES // max(1, size)))
-
-
-def _elementwise_max(one: Shapes, other: Shapes) -> Shapes:
-    """The larger size of each dimension; ``other`` where inputs or ranks differ."""
-    if {n: len(s) for n, s in one.items()} != {n: len(s) for n, s in other.items()}:
-        return dict(other)
-    return {n: tuple(map(max, s, other[n])) for n, s in one.items()}
 
 
 def side_by_side(

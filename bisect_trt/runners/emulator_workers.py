@@ -21,9 +21,6 @@ from bisect_trt.runners.emulator import EmulatedRunner, versions_on
 from bisect_trt.runners.process import WorkerPool
 
 SERVER = "bisect_trt.runners.emulator_workers:EmulationServer"
-LAYERS_PER_CALL = 12
-"""Layers whose sensitivities a worker computes in one call."""
-
 NamedArrays = dict[str, NDArray[Any]]
 
 
@@ -52,16 +49,14 @@ class EmulatorPool:
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Arrays | None]]:
         """As :meth:`EmulatedRunner.sensitivities`, on all workers at once."""
-        parts = [wanted[i : i + LAYERS_PER_CALL] for i in range(0, len(wanted), LAYERS_PER_CALL)]
+        # Several layers a call, because each call sends the sample.
+        parts = [wanted[i : i + 12] for i in range(0, len(wanted), 12)]
 
-        def ask(part: Sequence[str]) -> list[tuple[str, Arrays | None]]:
-            answer: list[tuple[str, Arrays | None]] = self._call(
-                len(part), "sensitivities", sample, precision.value, part
-            )
-            return answer
+        def answer_to(part: Sequence[str]) -> Any:
+            return self._call(len(part), "sensitivities", sample, precision.value, part)
 
         with ThreadPoolExecutor(len(self)) as threads:
-            for answer in threads.map(ask, parts):
+            for answer in threads.map(answer_to, parts):
                 yield from answer
 
     def _call(self, inferences: int, method: str, *arguments: Any) -> Any:

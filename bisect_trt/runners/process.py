@@ -183,7 +183,7 @@ class IsolatedWorker:
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """As :meth:`Remote.call`."""
         try:
-            succeeded, value = self._ask((method, arguments), timeout_s)
+            succeeded, value = self._exchanged((method, arguments), timeout_s)
         except BaseException:  # after Ctrl-C a late answer would be taken for the next call's
             self.close()
             raise
@@ -210,7 +210,7 @@ class IsolatedWorker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, request: tuple[str, Sequence[Any]], timeout_s: float | None) -> Answer:
+    def _exchanged(self, request: tuple[str, Sequence[Any]], timeout_s: float | None) -> Answer:
         child = self._child
         messages: list[tuple[str, Any]] = [request]
         if child is None or child.process.poll() is not None:

@@ -113,10 +113,6 @@ class Lookups:
         return run_all(self._session, sample.arrays, sample.name)
 
 
-_RECORDED_TENSORS = 32
-"""Tensors that one inference records, to bound memory."""
-
-
 class Recorded:
     """The FP32 values of a model's tensors on one sample, recorded into ``folder``."""
 
@@ -135,8 +131,9 @@ class Recorded:
         wanted = list(names)
         given = self._sample.arrays
         missing = [n for n in wanted if n not in given and n not in self._files]
-        for start in range(0, len(missing), _RECORDED_TENSORS):
-            self._record(missing[start : start + _RECORDED_TENSORS])
+        # A few at a time, to bound memory.
+        for start in range(0, len(missing), 32):
+            self._record(missing[start : start + 32])
         return {n: given[n] if n in given else np.load(self._files[n]) for n in wanted}
 
     def _record(self, names: Sequence[str]) -> None:

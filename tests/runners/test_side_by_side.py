@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -84,25 +83,6 @@ def test_what_has_no_room_beside_others_is_in_work_alone() -> None:
     assert list(side_by_side(work, range(9), lambda i: 1 if i == 5 else 3)) == list(range(9))
     assert {0, 1, 2} in together
     assert all(len(found) == 1 for found in together if max(found) >= 5)
-
-
-def test_samples_of_several_shapes_have_the_room_of_the_largest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    graph, _ = samples_of(1)
-    told = []
-
-    def each(_: Graph, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        told.append(shapes["x"])
-        return int(np.prod(shapes["x"]))
-
-    monkeypatch.setattr(module, "inference_bytes", each)
-    monkeypatch.setattr(module, "thread_count", lambda: 8)
-    monkeypatch.setattr(module, "HEADROOM_BYTES", 64)
-    room = Headroom(graph)
-    shapes = [(2, 4), (8, 2), (2, 2)]
-    assert [room.at_once(Sample("s", {"x": np.zeros(s)})) for s in shapes] == [8, 2, 2]
-    assert told == [(2, 4), (8, 4), (8, 4)], "few shapes are asked for, however many come"
 
 
 def test_outputs_and_references_do_not_depend_on_how_many_are_made_at_once(

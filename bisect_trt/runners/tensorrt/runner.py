@@ -97,9 +97,9 @@ class TensorRTRunner:
         try:
             # With many samples the build gets a time-out of its own, with the first sample.
             first = samples[:1] if len(samples) > SAMPLES_PER_TIMEOUT else samples
-            answer, written = self._ask(plan, first, repeats=self._repeats)
+            answer, written = self._evaluated(plan, first, repeats=self._repeats)
             if len(first) < len(samples):
-                answer, _ = self._ask(plan, samples, repeats=self._repeats)
+                answer, _ = self._evaluated(plan, samples, repeats=self._repeats)
         except RunnerFailedError as error:
             if plan.base.is_storage and error.node in self._names - plan.pinned:
                 self._facts[plan] = {UNSUPPORTED: [error.node]}
@@ -125,7 +125,7 @@ class TensorRTRunner:
 
         Marks break fusions, so the numbers are not those of the unmarked engine.
         """
-        answer, _ = self._ask(plan, samples, tensors)
+        answer, _ = self._evaluated(plan, samples, tensors)
         return [
             {name: _as_float32(array) for name, array in counted[0][0].items()}
             for counted in answer.answers
@@ -135,7 +135,7 @@ class TensorRTRunner:
         """Ends the child process."""
         self._worker.close()
 
-    def _ask(
+    def _evaluated(
         self,
         plan: PrecisionPlan,
         samples: Sequence[Sample],
