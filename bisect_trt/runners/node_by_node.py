@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -28,23 +28,19 @@ from bisect_trt.runners.ort_session import failure_of_session, node_session
 from bisect_trt.runners.values import Value, caller, owned, value_of, viewed
 
 
-@dataclass(frozen=True)
 class NodeSession:
     """A session of one node; feeds and results are in the order of ``inputs`` and ``outputs``."""
 
-    session: ort.InferenceSession
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    def __init__(
+        self, session: ort.InferenceSession, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> None:
+        self._call = caller(session)
+        self._inputs, self._outputs = inputs, outputs
 
     def run(self, values: Sequence[Value]) -> list[Value]:
         """Returns the results for ``values``, one for each input."""
-        feed = dict(zip(self.inputs, values, strict=True))
-        results = self._call(feed, self.outputs, None)
-        return [results[i] for i in range(len(self.outputs))]  # see ``caller``
-
-    @cached_property
-    def _call(self) -> Callable[..., Any]:
-        return caller(self.session)
+        results = self._call(dict(zip(self._inputs, values, strict=True)), self._outputs, None)
+        return [results[i] for i in range(len(self._outputs))]  # see ``caller``
 
 
 def type_proto(text: str) -> onnx.TypeProto:

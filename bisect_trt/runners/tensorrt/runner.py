@@ -95,11 +95,7 @@ class TensorRTRunner:
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         try:
-            # With many samples the build gets a time-out of its own, with the first sample.
-            first = samples[:1] if len(samples) > SAMPLES_PER_TIMEOUT else samples
-            answer, written = self._evaluated(plan, first, repeats=self._repeats)
-            if len(first) < len(samples):
-                answer, _ = self._evaluated(plan, samples, repeats=self._repeats)
+            answer, written = self._evaluated(plan, samples, repeats=self._repeats)
         except RunnerFailedError as error:
             if plan.base.is_storage and error.node in self._names - plan.pinned:
                 self._facts[plan] = {UNSUPPORTED: [error.node]}
@@ -145,11 +141,12 @@ class TensorRTRunner:
     ) -> tuple[EngineAnswer, float]:
         """The engine's answer, and the seconds to write its model; 0 if the engine was kept."""
         key, limit, call = (plan, tuple(tensors)), self.timeout_s, self._worker.call
+        if limit is not None:
+            limit *= 1 + len(samples) // SAMPLES_PER_TIMEOUT
         # In threads, because perturbed samples are computed here.
         arrays = list(in_order(lambda s: dict(s.arrays), samples))
         if self._last == key:
-            longer = None if limit is None else limit * (1 + len(arrays) // SAMPLES_PER_TIMEOUT)
-            again: EngineAnswer | None = call("again", key, arrays, repeats, timeout_s=longer)
+            again: EngineAnswer | None = call("again", key, arrays, repeats, timeout_s=limit)
             if again is not None:
                 return again, 0.0
         began = time.perf_counter()
