@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -52,70 +52,6 @@ def type_proto(text: str) -> onnx.TypeProto:
     if outer == "seq":
         return helper.make_sequence_type_proto(type_proto(inner))
     return helper.make_optional_type_proto(type_proto(inner))
-
-
-class NodeSessions:
-    """Opens and keeps the sessions of one model's nodes; equal nodes share one."""
-
-    def __init__(self, model: onnx.ModelProto, threads: int = 0) -> None:
-        self._model = model
-        self._threads = threads
-        self._sessions: dict[object, NodeSession] = {}
-
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def node(
-        self, index: int, precision: Precision, types: Sequence[str], rounded: tuple[int, ...]
-    ) -> NodeSession:
-        """Returns node ``index``'s session; it rounds its inputs, but for those at ``rounded``."""
-        node = self._model.graph.node[index]
-        captures = captured_names(node)
-        # A body that captures outer tensors names them: its session serves this node only.
-        attributes: object = index
-        if not captures:
-            attributes = b"".join(sorted(a.SerializeToString() for a in node.attribute))
-        present = tuple(bool(i) for i in node.input), tuple(bool(o) for o in node.output)
-        key = (node.domain, node.op_type, attributes, present, tuple(types), precision, rounded)
-        if key not in self._sessions:
-            self._sessions[key] = self._make(node, captures, precision, types, rounded)
-        return self._sessions[key]
-
-    def _make(
-        self,
-        node: onnx.NodeProto,
-        captures: tuple[str, ...],
-        precision: Precision,
-        types: Sequence[str],
-        rounded: Collection[int],
-    ) -> NodeSession:
-        # Tensors are renamed by their slots, so that equal nodes share the session.
-        new = onnx.NodeProto()
-        new.CopyFrom(node)
-        new.name = "node"
-        operands = []
-        for slot, name in enumerate(node.input):
-            if name:
-                new.input[slot] = f"__node_in_{slot}"
-                operands.append(new.input[slot])
-        for slot, name in enumerate(node.output):
-            if name:
-                new.output[slot] = f"__node_out_{slot}"
-        names = (*operands, *captures)
-        inputs = [
-            helper.make_value_info(n, type_proto(t)) for n, t in zip(names, types, strict=True)
-        ]
-        outputs = [onnx.ValueInfoProto(name=o) for o in new.output if o]
-        graph = helper.make_graph([new], "node", inputs, outputs)
-        model = onnx.ModelProto(ir_version=max(self._model.ir_version, 4), graph=graph)
-        model.opset_import.extend(self._model.opset_import)
-        model.functions.extend(self._model.functions)
-        already_rounded = frozenset(names[i] for i in rounded)
-        plan = PrecisionPlan(precision)
-        rewriter = EmulationRewriter(Graph(model), plan, rounded_inputs=already_rounded)
-        emulated = rewriter.rewrite()
-        session = node_session(emulated, self._threads)
-        return NodeSession(session, names, tuple(o.name for o in outputs))
 
 
 Positions = tuple[int, ...]
@@ -203,8 +139,9 @@ class NodeByNode:
         self._graph = graph
         self._constants = constants
         self._threads = threads
-        self._sessions = NodeSessions(graph.proto, threads)
-        self._ready: dict[tuple[int, Precision, tuple[int, ...]], NodeSession] = {}
+        # Equal nodes share a session.
+        self._sessions: dict[tuple[bytes, Precision, Positions], NodeSession] = {}
+        self._ready: dict[tuple[int, Precision, Positions], NodeSession] = {}
 
     @cached_property
     def _steps(self) -> Sequence[Step]:
@@ -267,7 +204,7 @@ class NodeByNode:
         owners: list[ort.OrtValue] = []  # must live until the call is done
         values = [self._value(name, execution, owners) for name in step.inputs]
         # Rounding again changes nothing, but for an infinity of FP16, which TF32 makes NaN.
-        rounded: tuple[int, ...] = ()
+        rounded: Positions = ()
         if precision is Precision.TF32:
             operands, _ = step.reduced[precision]
             rounded = tuple(i for i in operands if step.inputs[i] in execution.stored)
@@ -275,12 +212,42 @@ class NodeByNode:
             key = (step.index, precision, rounded)
             if key not in self._ready:
                 types = [v.data_type() for v in values]
-                self._ready[key] = self._sessions.node(step.index, precision, types, rounded)
+                self._ready[key] = self._session_of(step.index, precision, types, rounded)
             return self._ready[key].run(values)
         except Exception as error:
             node = self._graph.proto.graph.node[step.index]
             where = f"layer {step.name!r} ({node.op_type})"
             raise failure_of_session(where, error) from error
+
+    def _session_of(
+        self, index: int, precision: Precision, types: Sequence[str], rounded: Positions
+    ) -> NodeSession:
+        """Returns node ``index``'s session; it rounds its inputs, but for those at ``rounded``."""
+        source = self._graph.proto
+        captures = captured_names(source.graph.node[index])
+        # Tensors are renamed by their slots, which makes equal nodes equal bytes.
+        node = onnx.NodeProto()
+        node.CopyFrom(source.graph.node[index])
+        node.name = "node"
+        for kind, names in (("in", node.input), ("out", node.output)):
+            names[:] = [name and f"__node_{kind}_{slot}" for slot, name in enumerate(names)]
+        takes, gives = (*filter(None, node.input), *captures), tuple(filter(None, node.output))
+        inputs = [
+            helper.make_value_info(n, type_proto(t)) for n, t in zip(takes, types, strict=True)
+        ]
+        outputs = [onnx.ValueInfoProto(name=name) for name in gives]
+        graph = helper.make_graph([node], "node", inputs, outputs)
+        key = (graph.SerializeToString(deterministic=True), precision, rounded)
+        if key not in self._sessions:
+            model = onnx.ModelProto(ir_version=max(source.ir_version, 4), graph=graph)
+            model.opset_import.extend(source.opset_import)
+            model.functions.extend(source.functions)
+            already_rounded = frozenset(takes[i] for i in rounded)
+            plan = PrecisionPlan(precision)
+            rewriter = EmulationRewriter(Graph(model), plan, rounded_inputs=already_rounded)
+            session = node_session(rewriter.rewrite(), self._threads)
+            self._sessions[key] = NodeSession(session, takes, gives)
+        return self._sessions[key]
 
     def _in_range(
         self, step: Step, precision: Precision, exact: Execution, output: NDArray[Any]

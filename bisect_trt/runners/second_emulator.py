@@ -63,12 +63,10 @@ class WholeModelRunner:
                 self.release()
 
     def release(self) -> None:
-        """Closes the session."""
-        if self._kept is not None:
-            self._kept = None
-            # Pages of memory-mapped weights return to the system too.
-            self._graph.constants.let_go()
-            give_back()
+        """Closes the session, and frees the memory of mapped weights."""
+        self._kept = None
+        self._graph.constants.let_go()
+        give_back()
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
