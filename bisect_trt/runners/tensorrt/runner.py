@@ -160,24 +160,20 @@ class TensorRTRunner:
     def _request(self, plan: PrecisionPlan, tensors: Sequence[str]) -> Iterator[EngineRequest]:
         """What to build; the model's file exists inside the block."""
         model = self._written(plan)
+        weak = WeakTyping(plan.base.value, plan.pinned, self._without_layer)
         with file_form(mark_outputs(model, tensors) if tensors else model) as source:
             yield EngineRequest(
                 source,
                 self._profile,
                 # Pinned means FP32: TF32 is off unless it is the base.
                 tf32=plan.base is Precision.TF32,
-                weak=self._weak_types(plan),
+                weak=weak if self._weak else None,
                 measure_latency=not tensors,
                 producers=self._producers,
                 values=self._values,
                 options=self._options,
                 key=(plan, tuple(tensors)),
             )
-
-    def _weak_types(self, plan: PrecisionPlan) -> WeakTyping | None:
-        if not self._weak:
-            return None
-        return WeakTyping(plan.base.value, plan.pinned, self._without_layer)
 
     def _written(self, plan: PrecisionPlan) -> onnx.ModelProto:
         if not self._weak:
