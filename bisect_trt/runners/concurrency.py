@@ -1,4 +1,4 @@
-"""How many inferences run side by side."""
+"""Runs inferences side by side, as many as memory allows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_large(graph: Graph) -> bool:
 
 
 class Headroom:
-    """How many inferences of ``graph`` fit side by side: at most one for each thread."""
+    """Counts how many inferences of ``graph`` fit side by side: at most one for each thread."""
 
     def __init__(self, graph: Graph, threads: int = 0) -> None:
         # An abandoned inference keeps its session: of a large model only one may run.

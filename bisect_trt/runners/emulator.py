@@ -29,7 +29,7 @@ _WHERE = "the emulated model"
 
 
 def versions_on(device: Device) -> dict[str, str]:
-    """What the emulator's answers depend on, where ``device`` computes them."""
+    """Returns what the emulator's answers depend on if ``device`` computes them."""
     found = {"onnxruntime": ort.__version__, "onnx": onnx.__version__}
     return found if device == CPU else {**found, "emulated on": device.name}
 
@@ -47,6 +47,7 @@ class SwitchedSession:
         threads: int = 0,
         device: Device = CPU,
     ) -> None:
+        # Weights are fed like inputs: rounded once outside, they cost an evaluation nothing.
         self._constants, self._device = constants, device
         self._headroom = Headroom(graph, threads)
         switched = to_switched(graph, low, pin, selects=device != CPU)
@@ -59,6 +60,7 @@ class SwitchedSession:
 
     def at_once(self, sample: Sample) -> int:
         """Returns how many inferences on samples like ``sample`` fit side by side."""
+        # One inference fills a GPU, whose memory is limited too.
         return self._headroom.at_once(sample) if self._device == CPU else 1
 
     def run(self, sample: Sample, reduced: Set[str]) -> Arrays:
@@ -106,6 +108,7 @@ class EmulatedRunner:
     ) -> None:
         self.versions: Mapping[str, str] = versions_on(device)
         self.graph = as_graph(model)
+        # At an opset that can express the roundings.
         self.capable = with_roundings(self.graph, base)
         self.constants = constants or ConstantStore(self.capable)
         self.device = device

@@ -139,8 +139,9 @@ class NodeByNode:
         self._graph = graph
         self._constants = constants
         self._threads = threads
-        # Equal nodes share a session.
+        # Equal nodes share a session: deep models repeat a block many times.
         self._sessions: dict[tuple[bytes, Precision, Positions], NodeSession] = {}
+        # The session of each node, without the cost of comparing its bytes.
         self._ready: dict[tuple[int, Precision, Positions], NodeSession] = {}
 
     @cached_property
@@ -180,7 +181,7 @@ class NodeByNode:
         self._keep(step, precision, accumulated, low)
         low.free(step.frees)
         if plan.base in step.reduced:
-            introduced = reference
+            introduced = reference  # of a pinned layer: nothing is rounded
             if precision in step.reduced:
                 introduced = self._execute(step, precision, exact)
             rows = zip(step.outputs, reference, accumulated, introduced, strict=True)

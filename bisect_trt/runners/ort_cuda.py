@@ -36,11 +36,7 @@ from bisect_trt.runners.device import (
     visible_gpus,
     why_no_provider,
 )
-from bisect_trt.runners.ort_session import (
-    WEIGHTS_FOLDER,
-    check_provider,
-    session_options,
-)
+from bisect_trt.runners.ort_session import WEIGHTS_FOLDER, check_provider, session_options
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 
 WORKER = "bisect_trt.runners.ort_cuda:OrtCudaWorker"

@@ -107,6 +107,7 @@ def arrives(poll: Callable[[float], bool], timeout_s: float | None) -> bool:
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     while True:
+        # In short waits: Ctrl-C interrupts the main thread only, and others must end too.
         left_s = max(0.0, deadline - time.monotonic())
         if poll(min(left_s, POLL_INTERVAL_S)):
             return True

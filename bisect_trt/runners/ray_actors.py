@@ -9,11 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bisect_trt.base.errors import (
-    BadInputError,
-    RunnerUnavailableError,
-    one_line,
-)
+from bisect_trt.base.errors import BadInputError, RunnerUnavailableError, one_line
 from bisect_trt.base.limits import thread_count
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.runners.process import Served, arrives, lost, must_end

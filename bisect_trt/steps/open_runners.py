@@ -12,20 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.base.display import counted
-from bisect_trt.base.errors import (
-    RunnerFailedError,
-    RunnerUnavailableError,
-)
+from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.base.limits import thread_count
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.cache import Cache, Row
-from bisect_trt.runners.device import (
-    CPU,
-    Device,
-    cuda_device,
-    gpu_facts,
-    visible_gpus,
-)
+from bisect_trt.runners.device import CPU, Device, cuda_device, gpu_facts, visible_gpus
 from bisect_trt.runners.device_check import why_not_on_cuda
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.emulator_workers import SERVER, EmulatorPool, server_arguments
