@@ -68,12 +68,11 @@ _SEARCH_SHARE = 0.75
 class TimeBudget:
     """The time that is left, counted from now on; without ``minutes`` it is unlimited.
 
-    ``endings`` counts how often work was left out for lack of time.
+    ``cut_short``: whether anything was left out for lack of time.
     """
 
     def __init__(self, minutes: float | None) -> None:
-        self.minutes = minutes
-        self.endings = 0
+        self.cut_short = False
         self._began = time.monotonic()
         self._all_s = math.inf if minutes is None else 60.0 * minutes
         self._share = _SEARCH_SHARE
@@ -81,11 +80,6 @@ class TimeBudget:
     def keep(self, seconds: float) -> None:
         """Reserve ``seconds``, at most an eighth of the budget, for writing after the last test."""
         self._all_s -= min(seconds, 0.125 * self._all_s)
-
-    @property
-    def cut_short(self) -> bool:
-        """Whether anything was left out for lack of time."""
-        return self.endings > 0
 
     @property
     def left_s(self) -> float:
@@ -114,7 +108,7 @@ class TimeBudget:
             BudgetSpentError: no time is left.
         """
         if self.left_s <= 0.0:
-            self.endings += 1
+            self.cut_short = True
             raise BudgetSpentError
 
 

@@ -221,7 +221,6 @@ class Validation:
     ``set_size``, ``holdout_size``: how many given, or held out, inputs are judged together.
     ``prediction_limit``: what an unseen input may score; infinite if unknown, NaN if not computed.
     ``has_margin``: the score says more than pass or fail.
-    ``copies``: the random stream of the copies, and their number.
     ``unfinished``: the run ended before anything was tested.
     ``spent``: the search has used every augmented input that can be made.
     ``alike``: the given inputs are few and of one kind.
@@ -239,7 +238,6 @@ class Validation:
     prediction_limit: float = math.nan
     holdout_size: int = 1
     has_margin: bool = True
-    copies: tuple[int, int] | None = None
     unfinished: bool = False
     spent: bool = False
     alike: bool = False

@@ -24,7 +24,7 @@ from bisect_trt.report.text import (
 MIN_PINS_FOR_ADVICE = 8
 """Number of pins from which on advice about fewer of them is given."""
 
-FIRST_KINDS = ("alike", "offset", "quiet", "few-differ", "overflow-lost", "not-covered")
+FIRST_KINDS = ("alike", "offset", "few-differ", "overflow-lost", "not-covered")
 """Kinds of findings that stand in the first lines."""
 
 _BY_PINS = (Cause.OVERFLOW, Cause.ROUNDING, Cause.ACCUMULATION, Cause.UNKNOWN)

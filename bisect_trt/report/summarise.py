@@ -146,7 +146,7 @@ def summarise_interrupted(
 ) -> Result | None:
     """Makes the record of an interrupted run; None without a plan to write."""
     if state.validation is None and state.judgement is None and state.bisection is not None:
-        state = state.with_(validation=state.bisection.validation)
+        state = replace(state, validation=state.bisection.validation)
     found = state.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was state.")
     answer = _answer_so_far(state, run_statistics, found)
     if answer is None or answer.final is None:
@@ -259,8 +259,7 @@ def _result(
         findings=_findings(state, run_statistics, answer.plan),
         evaluations=run_statistics.evaluations,
         new_evaluations=run_statistics.new_evaluations,
-        sensitivity_runs=run_statistics.further_rows
-        + (state.triage.sensitivity.runs if state.triage is not None else 0),
+        sensitivity_runs=state.triage.sensitivity.runs if state.triage is not None else 0,
         seconds=round(seconds, 3),  # as run.json has it, so that a record read back is equal
         folder=run_statistics.folder,
         versions={**versions(), **run_statistics.versions},

@@ -14,7 +14,7 @@ from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding, Verdict
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.evaluate.result import Evaluation, meets
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.arrays import largest_finite
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL, rounded
@@ -29,7 +29,6 @@ from bisect_trt.steps.given_checks import (
     note_alike,
     note_few_differ,
     note_near_ties,
-    note_single_values,
     why_not_finite,
 )
 from bisect_trt.steps.layer_errors import trace_layers
@@ -97,7 +96,6 @@ def measure_baselines(problem: Problem, context: Context) -> Baselines:
         check_model(problem, context, fp32)
     check_reference(fp32, problem.requirements)
     check_decisions(problem, context, fp32)
-    note_single_values(problem, context, fp32)
     note_alike(problem, context)
     context.note(*baseline_findings(problem, fp32, tf32, reduced))
     layers = trace_layers(problem, context, traced_inputs(problem, context))
@@ -132,6 +130,12 @@ def _fp32_misses(problem: Problem, context: Context, fp32: Evaluation) -> Diagno
         where += f" But {reduced[0]}."
     if fp32.verdict is Verdict.NON_FINITE:
         where += why_not_finite(problem, context)
+    raised = context.emulator.capable
+    if raised is not problem.graph:
+        where += (
+            f" It was raised to opset {raised.opset}, which {problem.settings.precision.value} "
+            "needs: export it with that opset, in case ONNX's converter has changed it."
+        )
     return Diagnosis(
         Cause.NOT_PRECISION,
         "Strict FP32 already misses the requirement "
@@ -195,14 +199,6 @@ def traced_inputs(problem: Problem, context: Context) -> list[Sample]:
         chosen.append(most)
         seen |= beyond[most.digest]
     return chosen
-
-
-def misses_within(problem: Problem, context: Context) -> bool:
-    """Whether everything reduced misses a given input on which no layer exceeds the range."""
-    known = [(s, context.evaluator.known(problem.base, s)) for s in problem.samples]
-    missed = [s for s, found in known if found is not None and not meets(found, 1.0)]
-    beyond = _beyond_range(problem, context, evenly(missed, _RANGE_INPUTS))
-    return any(not layers for layers in beyond.values())
 
 
 def _beyond_range(

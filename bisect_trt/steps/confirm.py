@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bisect_trt.base.outcomes import Validation
+from bisect_trt.base.outcomes import InputKind, Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.evaluator import Evaluator
@@ -25,11 +25,11 @@ from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal
-from bisect_trt.steps.select_fitted import Bisection, bisect, known_strength
-from bisect_trt.steps.select_robust import MARGIN, as_searched
+from bisect_trt.steps.select_fitted import Bisection
+from bisect_trt.steps.select_robust import MARGIN, as_searched, bisect, known_strength
 from bisect_trt.steps.sensitivity import suspicion_of
-from bisect_trt.steps.validation import put_to_test
-from bisect_trt.steps.validation_inputs import MAX_TESTS, next_test, set_size
+from bisect_trt.steps.validation import validate_next
+from bisect_trt.steps.validation_inputs import MAX_TESTS, set_size
 
 DEFAULT_MAX_BUILDS = 8
 MAX_SEARCHES = 4
@@ -272,9 +272,7 @@ def decide_on_engine(
     def tested(pins: frozenset[str]) -> Validation | None:
         if context.tests >= MAX_TESTS:  # no confidence is left to spend
             return None
-        test = next_test(problem, context)
-        plan = triage.base.with_pins(pins)
-        refused, validation = put_to_test(problem, context, [engine], plan, test, 1.0)
+        refused, validation = validate_next(problem, context, triage.base.with_pins(pins))
         if refused is not None:
             emulators.hear_refused(pins, refused)
         return validation
@@ -325,7 +323,9 @@ class _Emulators:
         assert self._triage.unseen is not None
         known = self._triage.unseen.samples
         plan, size = self._triage.base.with_pins(pins), set_size(self._problem)
-        found = self._context.evaluator.judge(plan, (*known.given, *known.perturbed), size=size)
+        found = self._context.evaluator.judge(
+            plan, (*known[InputKind.GIVEN], *known[InputKind.PERTURBED]), size=size
+        )
         return found.worst[1]
 
     def search(self, limit: float) -> Bisection | None:

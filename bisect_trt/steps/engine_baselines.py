@@ -39,8 +39,8 @@ from bisect_trt.steps.engine_diagnosis import (
 from bisect_trt.steps.engine_layer_errors import EngineTable, trace_engine
 from bisect_trt.steps.open_runners import baseline_plans
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.validation import put_to_test
-from bisect_trt.steps.validation_inputs import missed_on, next_test
+from bisect_trt.steps.validation import validate_next
+from bisect_trt.steps.validation_inputs import missed_on
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,7 @@ def _validated(
     can_pin = settings.precision.is_storage and not settings.fitted and settings.pick is None
     if context.engine is None or not base.verdict.passed or not can_pin:
         return False, None
-    test = next_test(problem, context)
-    refused, validation = put_to_test(problem, context, [context.engine], base.plan, test, 1.0)
+    refused, validation = validate_next(problem, context, base.plan)
     return refused is not None, validation
 
 

@@ -19,11 +19,12 @@ from bisect_trt.metrics.statistics import copies_needed, limit_of_inputs, limit_
 from bisect_trt.model.outputs import decided_outputs
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.search_set import Refusal, all_in_fp32, missed_by_every
+from bisect_trt.steps.search_set import Refusal, all_in_fp32, decided_by_pins
 from bisect_trt.steps.validation_inputs import (
     REFUSED_TIME_S,
     ValidationCopies,
     ValidationTest,
+    next_test,
     set_size,
     spared,
     wanted_of_augmented,
@@ -56,8 +57,9 @@ def put_to_test(
     every = None if context.engine in judges else all_in_fp32(problem, plan)
     against = first_refusal(problem, context, judges, plan, copies, limit)
     aside = dict.fromkeys(InputKind, 0)
-    while against is not None and every is not None:
-        of_no_pins = missed_by_every(problem, context, plan, every, against)
+    while against is not None and every is not None and against.kind is not InputKind.GIVEN:
+        left = decided_by_pins(problem, context, judges, every, against.samples)
+        of_no_pins = {s.digest for s in against.samples}.difference(s.digest for s in left)
         if not of_no_pins:
             break
         copies.without |= of_no_pins
@@ -71,6 +73,17 @@ def put_to_test(
         return against, None
     copies.without.clear()
     return None, _measured(problem, context, judges, plan, copies)
+
+
+def validate_next(
+    problem: Problem, context: Context, plan: PrecisionPlan, limit: float = 1.0
+) -> tuple[Refusal | None, Validation | None]:
+    """As :func:`put_to_test`, by the run's judges and in the run's next validation."""
+    test = next_test(problem, context)
+    refusal, validation = put_to_test(problem, context, context.judges, plan, test, limit)
+    if refusal is not None and context.engine is None:
+        context.refused.add(plan)
+    return refusal, validation
 
 
 def validate(
@@ -121,10 +134,9 @@ def refused_by(
     judges: Sequence[Evaluator],
     plan: PrecisionPlan,
     limit: float,
-    given: Sequence[Sample] | None = None,
 ) -> Refusal | None:
     """The given inputs that speak against ``plan``; None if enough of them meet the requirement."""
-    given = problem.samples if given is None else given
+    given = problem.samples
     size = min(set_size(problem), len(given))
     may = spared(problem, InputKind.GIVEN, len(given)) if size == 1 else 0
     worst_of = WorstOf(context, judges, plan)
@@ -245,7 +257,6 @@ def _measured(
         prediction_limit=prediction_limit_of(problem, context, plan, alone, copied),
         holdout_size=holdout_size,
         has_margin=size > 1 or has_margin(problem, plan, copied),
-        copies=(test.stream, test.copies * size),
         spent=used_before and size == 1 and not varied.results and context.time.left_s > 0.0,
         alike=len(problem.samples) + len(problem.holdout) < FEW_INPUTS
         and are_alike(problem, context),

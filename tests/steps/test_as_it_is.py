@@ -286,9 +286,10 @@ def test_sets_that_miss_are_counted_as_sets() -> None:
     samples = tuple(Sample(f"{i}", {}) for i in range(8))
     reduced = SimpleNamespace(verdict=Verdict.PASS)
     unseen: Any = SimpleNamespace(refused=Refusal("perturbed", samples, 28, 1.2), reduced=reduced)
-    assert _others(unseen, 4) == "2 of 28 roundings perturbed miss it"
+    problem: Any = SimpleNamespace(samples=[0] * 4, requirements=SimpleNamespace(of_sets=True))
+    assert _others(problem, unseen) == "2 of 28 roundings perturbed miss it"
     unseen.refused = None
-    assert _others(unseen, 1) == "others like them do not"
+    assert _others(problem, unseen) == "others like them do not"
 
 
 def test_a_note_is_kept_once(tmp_path: Path) -> None:

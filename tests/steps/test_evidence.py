@@ -21,12 +21,9 @@ from bisect_trt.steps.context import open_context
 from bisect_trt.steps.open_runners import Pace
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.search_set import (
-    Refusal,
-    SearchSamples,
     SearchSet,
     all_in_fp32,
-    missed_by_every,
-    told_by_pins,
+    decided_by_pins,
 )
 from bisect_trt.steps.validation import put_to_test
 from bisect_trt.steps.validation_inputs import planned_test
@@ -73,35 +70,11 @@ def case_of(size: int = 1) -> Any:
     )
 
 
-def refusal(numbers: list[int], kind: InputKind = InputKind.AUGMENTED) -> Refusal:
-    return Refusal(kind, tuple(SAMPLES[n] for n in numbers), 9, 2.0)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "left"),
-    [
-        (({1, 2}, set()), (set(), set()), [1, 2]),  # pins mend both
-        (({1, 2}, {2}), (set(), set()), [1]),
-        (({1, 2}, {1, 2, 3}), (set(), set()), []),
-        (({1}, set()), ({2}, {2}), [1]),  # the second one's misses are held against its own FP32
-        ((set(), {1, 2}), ({1, 2}, set()), [1, 2]),
-    ],
-)
-def test_a_draw_that_all_pins_miss_refuses_nothing(
-    first: tuple[set[int], set[int]], second: tuple[set[int], set[int]], left: list[int]
-) -> None:
-    context = bench_of(Judge(*first), Judge(*second))
-    found = missed_by_every(case_of(), context, LOW, EVERY, refusal([1, 2]))
-    assert found == {SAMPLES[n].digest for n in {1, 2}.difference(left)}
-    assert context.noted == ([] if left == [1, 2] else ["fp32-misses"])
-
-
-def test_sets_are_judged_together_and_given_inputs_always_speak() -> None:
-    context = bench_of(Judge({0, 2}, {2}), Judge(set(), set()))
-    found = missed_by_every(case_of(2), context, LOW, EVERY, refusal([0, 1, 2, 3]))
-    assert found == {SAMPLES[2].digest, SAMPLES[3].digest}
-    given = refusal([2], InputKind.GIVEN)
-    assert missed_by_every(case_of(), context, LOW, EVERY, given) == set()
+def test_sets_are_judged_together() -> None:
+    first = Judge(set(), {2})
+    context = bench_of(first, Judge(set(), set()))
+    left = decided_by_pins(case_of(2), context, [first], EVERY, SAMPLES[:4])
+    assert left == SAMPLES[:2] and context.noted == ["fp32-misses"]
 
 
 def test_what_is_held_low_or_runs_in_tf32_is_no_fp32() -> None:
@@ -118,13 +91,15 @@ def test_a_panel_sets_such_draws_aside_and_keeps_the_given_inputs() -> None:
     context.engine = None
     problem = case_of()
     given, copied = tuple(SAMPLES[:2]), tuple(SAMPLES[2:])
-    search_set = SearchSet(problem, context, LOW, SearchSamples(given, copied, ()))
+    search_set = SearchSet(
+        problem, context, LOW, {InputKind.GIVEN: given, InputKind.PERTURBED: copied}
+    )
     assert search_set.set_aside() and not search_set.set_aside()
     kept = {kind: [s.name for s in samples] for kind, samples in search_set._samples.items()}
     assert kept == {InputKind.GIVEN: ["s0", "s1"], InputKind.PERTURBED: ["s2", "s5"]}
     assert (2, 3) not in second.asked, "what one judge misses the next is not asked"
-    assert told_by_pins(problem, context, [first], EVERY, SAMPLES[:2]) == SAMPLES[1:2]
-    assert told_by_pins(problem, context, [first], None, SAMPLES[:2]) == SAMPLES[:2]
+    assert decided_by_pins(problem, context, [first], EVERY, SAMPLES[:2]) == SAMPLES[1:2]
+    assert decided_by_pins(problem, context, [first], None, SAMPLES[:2]) == SAMPLES[:2]
 
 
 def rounded() -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:

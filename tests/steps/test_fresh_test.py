@@ -283,7 +283,7 @@ def test_risk_that_was_spent_is_not_spent_again(
         observer=Observer(),
         tests=made,
         pace=SimpleNamespace(usual_seconds=1e-4),
-        time=SimpleNamespace(left_s=math.inf, endings=0),
+        time=SimpleNamespace(left_s=math.inf),
         judges=(),
     )
     answer.validation_of_answer(known, context)

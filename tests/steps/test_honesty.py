@@ -311,11 +311,6 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
         pinned.pinned
     )
     assert "(2 of them held from the start)" in headline(pinned)
-    assert any(
-        "without /encoder/layers.0/attention/MatMul_1" in f.message
-        for f in pinned.findings
-        if f.kind == "held"
-    )
     saved = pd.read_csv(tmp_path / "run" / "pins.csv").set_index("layer")
     assert saved["held"].sum() == 2
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())

@@ -219,4 +219,4 @@ def test_what_shapes_do_not_tell_is_said() -> None:
     inputs = [{"x": np.zeros((1, 1, 4, 4), np.float32), "sizes": np.int64([1, 1, 8, 8])}]
     graph = Graph(onnx.parser.parse_model(text))
     told = memory_need.need_of(graph, Settings(graph.proto, inputs), input_specs(graph.proto))
-    assert told.untold and "and more" in told.sentence
+    assert told.partial and "and more" in told.sentence

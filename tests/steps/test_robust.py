@@ -407,7 +407,7 @@ def test_an_interruption_after_the_test_keeps_what_it_showed(
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bisect_trt.pipeline.looked_at_again", stopped)
+    monkeypatch.setattr("bisect_trt.pipeline.with_tables", stopped)
     with pytest.raises(StoppedError, match="best plan so far"):
         run(residual(), tmp_path, require="rel_range<=5e-5", robust=0.0)
     validation = json.loads((tmp_path / "run.json").read_text())["validation"]

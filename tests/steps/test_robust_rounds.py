@@ -14,31 +14,26 @@ from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.search import prefix
 from bisect_trt.search.minimise import Headroom
-from bisect_trt.settings import Settings
 from bisect_trt.steps import select_robust
 from bisect_trt.steps.search_set import Refusal
-from bisect_trt.steps.select_robust import RobustSearch, RobustSet, shortest_passing
+from bisect_trt.steps.select_fitted import Bisection
+from bisect_trt.steps.select_robust import RobustSearch, shortest_passing
 
 
 def searched(
     names: list[str],
     strength: dict[str, float],
     fewest: int = 0,
-    pick: float | None = None,
-    forgotten: list[int] | None = None,
-) -> RobustSet | None:
+) -> Bisection | None:
     """What the rounds end with, where the search set and the tests are made of numbers."""
-    # Some of the given inputs may miss: no layer is asked where it breaks few.
-    settings = SimpleNamespace(pick=pick, share_of_given=0.9)
-    requirements = SimpleNamespace(tells_of_all=False)
-    problem: Any = SimpleNamespace(begin=(), settings=settings, requirements=requirements)
+    problem: Any = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
     context: Any = SimpleNamespace(
         tell=lambda _: None, evaluator=SimpleNamespace(workers=1), engine=None
     )
     search_set: Any = SimpleNamespace(
         base=PrecisionPlan("fp16"),
         add=lambda _: None,
-        forget=lambda below: None if forgotten is None else forgotten.append(below),
+        forget=lambda below: None,
     )
     room = Headroom(1.0, 0.0, 0.95)
     return RobustSearch(problem, context, search_set, names, strength, room).run(fewest)
@@ -71,38 +66,6 @@ def test_a_refused_prefix_grows_to_what_should_pass(
     found = searched(names, strength)
     assert asked == tested and found is not None
     assert (found.validation is not None) is grow
-
-
-@pytest.mark.parametrize(
-    ("pick", "tested", "pins"), [(0.9, [62, 124, 93, 77, 85], 85), (None, [62, 124], 124)]
-)
-def test_what_is_picked_is_the_fewest_between_refused_and_held(
-    monkeypatch: pytest.MonkeyPatch, pick: float | None, tested: list[int], pins: int
-) -> None:
-    """New copies pass from 80 pins on; after a refusal the next prefix is twice as large."""
-    names = [f"layer{k}" for k in range(300)]
-    strength = {name: 1.0 / (k + 10.0) ** 2 for k, name in enumerate(names)}
-    asked = []
-
-    def final_validation(_: Any, __: Any, plan: PrecisionPlan, *___: Any) -> tuple[Any, Any]:
-        asked.append(len(plan.pinned))
-        held = len(plan.pinned) >= 80
-        return (None, "validation") if held else (Refusal("augmented", (), 9, 1.9), None)
-
-    monkeypatch.setattr(select_robust, "final_validation", final_validation)
-    monkeypatch.setattr(select_robust, "final_validation", final_validation)
-    monkeypatch.setattr(select_robust, "shortest_passing", lambda *asked: max(62, asked[3]))
-    monkeypatch.setattr(select_robust, "shortest_passing", lambda *asked: max(62, asked[3]))
-    monkeypatch.setattr(select_robust, "shrunk", lambda *_: None)
-    forgotten: list[int] = []
-    found = searched(names, strength, pick=pick, forgotten=forgotten)
-    assert forgotten == ([124, 78] if pick else [124]), "what was refused is in nobody's hand"
-    assert asked == tested and found is not None
-    assert (
-        len(found.pinned) == found.prefix == pins
-        and found.validation == "validation"
-        and found.ranked
-    )
 
 
 @pytest.mark.parametrize("fewest", [0, 20])
@@ -215,31 +178,6 @@ def test_all_samples_are_not_asked_about_all_pins_on_the_way() -> None:
     assert search_set.kept == [frozenset(names[:150])]
 
 
-@pytest.mark.parametrize(
-    ("given", "of_sets", "options", "margin"),
-    [
-        (58, False, {}, 0.95),
-        (59, False, {}, 1.0),  # 59 of 59 bound the share by 0.95
-        (59, False, {"robust": 0.99}, 0.95),
-        (59, True, {}, 0.95),  # judged together they are one
-        (59, False, {"allow_misses": 0.1}, 0.95),  # 54 of 59 do not bound it by 0.9
-        (300, False, {"allow_misses": 0.03, "robust": 0.94}, 1.0),
-        (1, False, {"pick": 0.9}, 1.0),  # the fewest that hold so, untested
-    ],
-)
-def test_what_the_given_inputs_bound_by_themselves_keeps_no_margin(
-    given: int, of_sets: bool, options: dict[str, float], margin: float
-) -> None:
-    settings = Settings(model="m", inputs=[], **options)
-    asked = SimpleNamespace(of_sets=of_sets)
-    problem: Any = SimpleNamespace(samples=[0] * given, settings=settings, requirements=asked)
-    emulated: Any = SimpleNamespace(engine=None)
-    assert select_robust.margin(problem, emulated) == margin
-    on_engine: Any = SimpleNamespace(engine="an engine, whose refusals cost builds")
-    picked = settings.pick is not None
-    assert select_robust.margin(problem, on_engine) == (1.0 if picked else 0.95)
-
-
 def test_draws_that_nothing_passes_are_set_aside() -> None:
     search_set: Any = SearchSet(20, 1000, odd=1)
     names = [f"layer{k}" for k in range(200)]
@@ -280,17 +218,14 @@ def test_what_shrinking_tried_is_no_answer_when_the_time_ends(
 
 def cut_short(
     monkeypatch: pytest.MonkeyPatch, search_set: SearchSet, names: list[str]
-) -> RobustSet:
+) -> Bisection:
     """What a search gives whose time ends on ``search_set``, or before a test on new copies."""
 
     def too_late(*_: Any) -> Any:
         raise BudgetSpentError
 
     monkeypatch.setattr(select_robust, "final_validation", too_late)
-    # Some of the given inputs may miss: no layer is asked where it breaks few.
-    settings = SimpleNamespace(pick=None, share_of_given=0.9)
-    requirements = SimpleNamespace(tells_of_all=False)
-    problem: Any = SimpleNamespace(begin=(), settings=settings, requirements=requirements)
+    problem: Any = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
     context: Any = SimpleNamespace(
         tell=lambda _: None,
         evaluator=SimpleNamespace(workers=1),

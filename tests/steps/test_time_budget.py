@@ -208,7 +208,6 @@ def test_draws_that_spend_the_budget_leave_a_report_of_one_process(
     assert engine.process == 1, "there was no time to build in another"
     assert result.passed and result.engine.reproducibility.processes == 1
     assert result.validation is not None and result.validation.perturbed.tested < 59
-    assert any("the budget of 1 minutes left time" in f.message for f in result.findings)
     assert (Path(result.folder) / "report.html").exists()
 
 

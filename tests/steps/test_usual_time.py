@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 import bisect_trt
@@ -22,7 +21,7 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.settings import Settings
 from bisect_trt.steps.baselines import Baselines
 from bisect_trt.steps.context import open_context
-from bisect_trt.steps.memory_need import LARGE_INPUT_VALUES, usual_seconds
+from bisect_trt.steps.memory_need import usual_seconds
 from bisect_trt.steps.open_runners import Pace
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.validation import WorstOf
@@ -86,28 +85,6 @@ def test_inputs_of_several_sizes_stand_for_all() -> None:
     assert one < other
     assert usual_seconds(graph, [small, large, large, large]) == pytest.approx(
         (one + 3.0 * other) / 4.0
-    )
-
-
-@pytest.mark.slow
-def test_what_copies_of_a_large_input_cost_is_counted() -> None:
-    """Of two nodes over 32 million values: a quarter of a second to run, more than one to copy."""
-    nodes = [
-        onnx.helper.make_node("Add", ["x", "x"], ["s"]),
-        onnx.helper.make_node("Tanh", ["s"], ["y"]),
-    ]
-
-    def seconds(count: int) -> float:
-        values = [
-            onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [count]) for n in "xy"
-        ]
-        made = onnx.helper.make_graph(nodes, "g", values[:1], values[1:])
-        sample = Sample("x", {"x": np.zeros(count, np.float32)})
-        return usual_seconds(Graph(onnx.helper.make_model(made)), [sample])
-
-    assert seconds(LARGE_INPUT_VALUES) == pytest.approx(2e-9 * LARGE_INPUT_VALUES, rel=0.01)
-    assert seconds(8 * LARGE_INPUT_VALUES) == pytest.approx(
-        2e-9 * 8 * LARGE_INPUT_VALUES + 4e-8 * 7 * LARGE_INPUT_VALUES, rel=0.01
     )
 
 

@@ -14,66 +14,10 @@ import bisect_trt
 from bisect_trt.base.outcomes import Cause
 from fixtures.build import GraphBuilder
 from fixtures.fixture import waves
-from tests.conftest import forbid_inferences
 
 
 def scaled(places: int, *factors: float) -> list[dict[str, np.ndarray]]:
     return [{"x": waves(1, 1, places) * np.float32(factor)} for factor in factors]
-
-
-@pytest.mark.slow
-def test_what_breaks_on_some_inputs_alone_is_ranked_before_what_disturbs_most(
-    tmp_path: Path, eight_draws: None
-) -> None:
-    """Forty outputs of rising size, the larger ones beyond the range: of the first of these only a
-    few values are, where nobody looks among so many others, and 38 of 41 layers were pinned.
-    """
-    build, random = GraphBuilder(0), np.random.default_rng(0)
-    made = build.op("MatMul", "x", build.normal(16, 8))
-    factors = [build.weight(10.0 ** (k / 4 - 2)) for k in range(40)]
-    outputs = {build.op("Mul", made, factor): [4, 8] for factor in factors}
-    model = build.model({"x": [4, 16]}, outputs)
-    given = [{"x": random.normal(size=(4, 16)).astype(np.float32)} for _ in range(8)]
-    result = bisect_trt.bisect(model, given, runner="emulated", out=tmp_path / "run")
-    layers = result.layers.set_index("layer")
-    needed = set(layers.index[~(layers["sensitivity"] <= 1.0)])
-    assert result.cause is Cause.OVERFLOW and needed <= set(result.pinned)
-    assert max(layers["rank"][list(needed)]) == len(needed) < 20
-    assert len(result.pinned) <= len(needed) + 1
-
-
-@pytest.mark.slow
-def test_each_input_may_break_another_layer(
-    tmp_path: Path, eight_draws: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of eight branches each is beyond the range on one input, among 48 others that round: all 64
-    layers were pinned. The same command again asks nobody and says the same.
-    """
-    build, random = GraphBuilder(0), np.random.default_rng(1)
-    outputs = dict[str, list[int]]()
-    inputs = {f"x{k}": [1, 4] for k in range(8)} | {"z": [1, 16]}
-    for k in range(8):
-        build.scope = f"/h{k}"
-        large = build.op("Mul", f"x{k}", build.weight(2.0**10))
-        outputs[build.op("Mul", large, build.weight(2.0**-10))] = [1, 4]
-    build.scope = "/n"
-    for _ in range(48):
-        outputs[build.op("MatMul", "z", build.weight(random.normal(size=(16, 8))))] = [1, 8]
-    model = build.model(inputs, outputs)
-    given = []
-    for k in range(8):
-        arrays = {n: 0.01 * random.normal(size=s).astype(np.float32) for n, s in inputs.items()}
-        arrays["z"] *= np.float32(100.0)
-        arrays[f"x{k}"] = np.full((1, 4), 100.0, np.float32)
-        given.append({n: a.astype(np.float32) for n, a in arrays.items()})
-    asked = {"require": [f"{n}:max_abs<={'1e-3' if n[1] == 'h' else '0.05'}" for n in outputs]}
-    asked |= {"runner": "emulated", "out": tmp_path / "run"}
-    result = bisect_trt.bisect(model, given, **asked)
-    assert result.passed and len(result.pinned) <= 18
-    assert {f"/h{k}/Mul" for k in range(8)} <= set(result.pinned)
-    forbid_inferences(monkeypatch)
-    again = bisect_trt.bisect(model, given, **asked)
-    assert (again.pinned, again.new_evaluations, again.sensitivity_runs) == (result.pinned, 0, 0)
 
 
 def squared(limit: float) -> onnx.ModelProto:
@@ -101,36 +45,6 @@ def test_an_overflow_that_only_draws_show_is_one(tmp_path: Path) -> None:
     result = bisect_trt.bisect(squared(limit), given, runner="emulated", out=tmp_path / "run")
     assert result.cause is Cause.OVERFLOW and "/Mul_1" in result.sentence
     assert "The given inputs pass, but" in result.sentence and "/Mul_1" in result.pinned
-
-
-@pytest.mark.usefixtures("eight_draws")
-def test_each_condition_is_looked_at_on_the_input_that_misses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A decision that changes is any number of tolerances off: only inputs with one were measured,
-    and "no layer misses the requirement alone", though one did on the other.
-    """
-    monkeypatch.setattr("bisect_trt.steps.failing_inputs._RANKED_ROWS", 1)
-    build = GraphBuilder(0)
-    tied = np.ones((64, 2), np.float32)
-    tied[:, 1] += np.float32(2.0**-12)  # is lost beside 1
-    decided = build.op("MatMul", "x", build.weight(tied))
-    rounded = build.op("MatMul", "z", build.normal(64, 16))
-    model = build.model({"x": [1, 64], "z": [1, 64]}, {decided: [1, 2], rounded: [1, 16]})
-    ones = np.ones((1, 64), np.float32)
-    given = [{"x": scale * ones, "z": 1e-4 * ones} for scale in (1.0, 2.0, 3.0, 4.0)]
-    given = [{name: a.astype(np.float32) for name, a in arrays.items()} for arrays in given]
-    given.insert(1, {"x": 0.0 * ones, "z": 100.0 * ones})
-    result = bisect_trt.bisect(
-        model,
-        given,
-        require=[f"{decided}:top1>=1", f"{rounded}:max_abs<=1e-3"],
-        augmented="none",
-        runner="emulated",
-        out=tmp_path / "run",
-    )
-    alone = result.layers.set_index("layer")["sensitivity"]
-    assert (alone > 1.0).all(), result.sentence
 
 
 @pytest.mark.parametrize(("share", "passes"), [(0.7, False), (1.05, True)])
