@@ -196,10 +196,8 @@ def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("an inference was made")
 
     for inference in (
-        "node_by_node.NodeByNode.outputs",
-        "node_by_node.NodeByNode.trace",
-        "node_by_node.NodeByNode.exact",
-        "switched_session.SegmentSession.run",
+        "node_by_node.NodeByNode._execute",
+        "emulator.SwitchedSession.run",
         "second_emulator.run_all",
         "reference.Reference.outputs",
     ):

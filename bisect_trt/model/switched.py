@@ -1,13 +1,9 @@
-"""Writes one model for all plans of a base precision, in which inputs switch every rounding.
-
-It can be cut into segments that run one after the other.
-"""
+"""Writes one model for all plans of a base precision, in which inputs switch every rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 
 import onnx
 from onnx import TensorProto, helper
@@ -20,7 +16,6 @@ from bisect_trt.model.precision_rules import CONTROL_FLOW, FLOAT, MOVES, is_stan
 from bisect_trt.model.rewriter import Frame
 from bisect_trt.model.roundings import Rounding, list_roundings
 from bisect_trt.model.tensor_types import (
-    UNKNOWN,
     Scope,
     captured_names,
     tensors_read,
@@ -50,16 +45,15 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Segment:
-    """A switched model, or a part of one that runs in a session of its own.
+class Switched:
+    """A switched model.
 
-    ``model`` takes ``takes`` (inputs, and outputs of earlier segments), a boolean scalar for each
-    of ``flags`` and a tensor for each of ``weights``. Its outputs are ``gives``.
+    ``model`` takes the inputs ``takes``, a boolean scalar for each of ``flags`` and a tensor for
+    each of ``weights``.
     """
 
     model: onnx.ModelProto
     takes: tuple[str, ...]
-    gives: tuple[str, ...]
     flags: Mapping[str, Flag]
     weights: Mapping[str, Weight]
 
@@ -76,8 +70,8 @@ class _Use:
     otherwise: bool
 
 
-def to_switched(graph: Graph, low: Precision, pin: Precision, *, selects: bool = False) -> Segment:
-    """The model in which each layer may run at ``low`` or at ``pin``, as one segment.
+def to_switched(graph: Graph, low: Precision, pin: Precision, *, selects: bool = False) -> Switched:
+    """The model in which each layer may run at ``low`` or at ``pin``.
 
     A switch branches to one of two roundings; with ``selects`` it computes both and selects one.
     """
@@ -115,7 +109,7 @@ class _Writer:
         # The flag that rounds a layer's result, possibly at an earlier node.
         self._flag_of: dict[str, str] = {}
 
-    def write(self) -> Segment:
+    def write(self) -> Switched:
         graph, source = self._graph, self._source
         initialised = {t.name for t in source.initializer}
         graph.input.extend(i for i in source.input if i.name not in initialised)
@@ -129,7 +123,7 @@ class _Writer:
         drop_unread(graph, set(self._original.float_constants))
         switches = self._flags.keys() | self._weights.keys()
         takes = tuple(i.name for i in graph.input if i.name not in switches)
-        return Segment(self._model, takes, self._original.outputs, self._flags, self._weights)
+        return Switched(self._model, takes, self._flags, self._weights)
 
     def _choose_roundings(self, index: int, node: onnx.NodeProto) -> None:
         new = onnx.NodeProto()
@@ -306,146 +300,3 @@ class _Writer:
                 use = _Use(index, reduced, otherwise=inside or len(reduced) < len(slots))
                 uses.setdefault(tensor, []).append(use)
         return uses
-
-
-def is_switch(node: onnx.NodeProto, flags: Collection[str]) -> bool:
-    """Whether ``node`` branches to one of two roundings of a tensor."""
-    return (
-        node.op_type == "If"
-        and node.input[0] in flags
-        and len(node.output) == 1
-        and all(
-            n.op_type in ("Identity", "Cast", "Mul", "Sub")
-            for a in node.attribute
-            for n in a.g.node
-        )
-    )
-
-
-SEGMENTS = 16
-"""The number of segments that a model is cut into at most."""
-
-
-def cut(whole: Segment, graph: Graph, segments: int = SEGMENTS) -> Iterator[Segment]:
-    """Yields ``whole`` in order as at most ``segments`` segments."""
-    nodes = whole.model.graph.node
-    wanted = min(segments, len(nodes) // 48)  # with fewer nodes the calls cost more than they save
-    # Constants are copied into segments, so that none of them can give one as an output.
-    made = {name for node in nodes if not _is_constant(node) for name in node.output if name}
-    if wanted < 2 or not made.issuperset(graph.outputs):
-        yield whole
-        return
-    yield from _Cutter(whole, graph).segments(wanted)
-
-
-def _is_constant(node: onnx.NodeProto) -> bool:
-    return bool(node.op_type == "Constant" and is_standard(node))
-
-
-class _Cutter:
-    """Cuts ``segment`` between any two nodes that are no constants."""
-
-    def __init__(self, segment: Segment, graph: Graph) -> None:
-        self._whole, self._graph = segment, graph
-        source = segment.model.graph
-        self._inputs = {i.name: i for i in source.input}
-        self._outputs = {o.name: o for o in source.output}
-        self._initialisers = {t.name: t for t in source.initializer}
-        # Each segment has its own copy of a constant, which kernels pack when a session opens.
-        self._constants = {n.output[0]: n for n in filter(_is_constant, source.node)}
-        self._nodes = [node for node in source.node if not _is_constant(node)]
-        self._reads = [tensors_read(node) for node in self._nodes]
-        # Casts of a rewriter store FP16 or BF16; its other tensors are FP32.
-        self._stored = {
-            node.output[0]: attribute.i
-            for node in self._nodes
-            if node.op_type == "Cast"
-            for attribute in node.attribute
-            if attribute.name == "to"
-        }
-        self._made_at = {t: i for i, n in enumerate(self._nodes) for t in n.output if t}
-        self._last_read = {t: i for i, reads in enumerate(self._reads) for t in reads}
-        self._last_read |= dict.fromkeys(segment.gives, len(self._nodes))
-
-    def segments(self, wanted: int) -> Iterator[Segment]:
-        """The segments in order, without those that give nothing."""
-        for start, end in pairwise([0, *self._places(wanted), len(self._nodes)]):
-            segment = self._segment(start, end)
-            if segment.gives:
-                yield segment
-
-    def _places(self, wanted: int) -> list[int]:
-        """The nodes to cut before: near evenly spaced places, where few tensors cross."""
-        alive, count = self._alive(), len(self._nodes)
-        length = count / wanted
-        found = set[int]()
-        for number in range(1, wanted):
-            even = round(number * length)
-            near = range(
-                max(1, even - int(length / 4)),
-                min(count, even + int(length / 4) + 1),
-            )
-            best = min(near, key=lambda place: (alive[place], abs(place - even)), default=even)
-            if alive[best] < self._untyped:
-                found.add(best)
-        return sorted(found)
-
-    @property
-    def _untyped(self) -> int:
-        """The weight of a tensor of unknown type: more than that of all tensors at any cut."""
-        # A session cannot take such a tensor, so no cut may be where one is alive.
-        return len(self._made_at) + 1
-
-    def _alive(self) -> Sequence[int]:
-        """The number of tensors that are alive before each node, and after the last."""
-        changes = [0] * (len(self._nodes) + 2)
-        for name, made in self._made_at.items():
-            last = self._last_read.get(name, made)
-            if last > made:
-                weight = 1 if self._type_of(name) != UNKNOWN else self._untyped
-                changes[made + 1] += weight
-                changes[last + 1] -= weight
-        return list(accumulate(changes))
-
-    def _declared(self, name: str, *, ranked: bool) -> onnx.ValueInfoProto:
-        """The declaration of ``name`` with its type, and with its rank if ``ranked``."""
-        rank = self._graph.types.ranks.get(name) if ranked else None
-        shape = None if rank is None else [None] * rank
-        return helper.make_tensor_value_info(name, self._type_of(name), shape)
-
-    def _type_of(self, name: str) -> int:
-        types = self._graph.types.types
-        return types[name] if name in types else self._stored.get(name, FLOAT)
-
-    def _segment(self, start: int, end: int) -> Segment:
-        target = without_graph(self._whole.model)
-        graph = target.graph
-        reads = dict.fromkeys(t for names in self._reads[start:end] for t in names)
-        flags = {t: f for t in reads if (f := self._whole.flags.get(t))}
-        weights = {t: w for t in reads if (w := self._whole.weights.get(t))}
-        # Shapes in the body of a Scan need the ranks of what it scans, which ONNX Runtime does not
-        # infer through roundings.
-        bodies = (n for n in self._nodes[start:end] if not is_switch(n, flags))
-        scanned = dict.fromkeys(t for n in bodies for t in captured_names(n))
-        takes = []
-        for name in reads:
-            if name in self._inputs:
-                graph.input.append(self._inputs[name])
-                if name not in flags and name not in weights:
-                    takes.append(name)
-            elif self._made_at.get(name, end) < start:
-                graph.input.append(self._declared(name, ranked=name in scanned))
-                takes.append(name)
-        graph.initializer.extend(self._initialisers[t] for t in reads if t in self._initialisers)
-        graph.node.extend(self._constants[t] for t in reads if t in self._constants)
-        graph.node.extend(self._nodes[start:end])
-        inside = (t for t in scanned if self._made_at.get(t, -1) >= start)
-        graph.value_info.extend(self._declared(t, ranked=True) for t in inside)
-        made = (t for node in self._nodes[start:end] for t in node.output if t)
-        gives = [t for t in made if self._last_read.get(t, -1) >= end]
-        for name in gives:
-            graph.output.append(
-                self._outputs.get(name)
-                or helper.make_tensor_value_info(name, self._type_of(name), None)
-            )
-        return Segment(target, tuple(takes), tuple(gives), flags, weights)

@@ -20,7 +20,7 @@ from bisect_trt.model.graph import Graph, lookup_model
 from bisect_trt.model.layers import with_outputs, with_unique_names
 from bisect_trt.model.outputs import list_decisions
 from bisect_trt.model.subgraph import Extractor
-from bisect_trt.runners.concurrency import Headroom, Turns
+from bisect_trt.runners.concurrency import Headroom, is_large
 from bisect_trt.runners.ort_session import reference_session, run_all, session_as_written
 
 
@@ -38,8 +38,7 @@ class Reference:
         self._where = where
         self._threads = threads
         self._decisions = list_decisions(graph.proto)
-        self.turns = Turns(graph)
-        self.is_large = self.turns.is_large
+        self.is_large = is_large(graph)
         # Opened at once: a model that cannot be loaded is refused before anything is written.
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
@@ -82,7 +81,6 @@ class Reference:
 
     def _open(self, graph: Graph) -> ort.InferenceSession:
         proto = graph.proto
-        self.turns.take(self)
         names = [n.name for n in proto.graph.node if n.name]
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
         if len(set(names)) < len(names):
@@ -117,10 +115,6 @@ class Lookups:
         return run_all(self._session, sample.arrays, sample.name)
 
 
-_RECORDED_TENSORS = 32
-"""Tensors that one inference records, to bound memory."""
-
-
 class Recorded:
     """The FP32 values of a model's tensors on one sample, recorded into ``folder``."""
 
@@ -141,8 +135,9 @@ class Recorded:
         wanted = list(names)
         given = self._sample.arrays
         missing = [n for n in wanted if n not in given and n not in self._files]
-        for start in range(0, len(missing), _RECORDED_TENSORS):
-            self._record(missing[start : start + _RECORDED_TENSORS])
+        # A few at a time, to bound memory.
+        for start in range(0, len(missing), 32):
+            self._record(missing[start : start + 32])
         return {n: given[n] if n in given else np.load(self._files[n]) for n in wanted}
 
     def _record(self, names: Sequence[str]) -> None:

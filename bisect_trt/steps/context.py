@@ -116,7 +116,7 @@ class Context:
     ``opened``: the engine's runner, None where the emulators judge.
     ``emulator``: runs in this process; ``emulator_pool``: on workers, where there are some.
     ``evaluator``, ``second``: emulate in two arithmetics; ``engine``: builds.
-    ``in_turn``: the second emulator and the reference make room for each other.
+    ``in_turn``: the second emulator and the reference are open in turn.
     ``tests``: the number of validations so far.
     ``in_hand``: the smallest set of pins that passed the whole search set so far.
     ``refused``: the plans that failed on more copies than allowed.
@@ -156,12 +156,7 @@ class Context:
         self.evaluator = self.evaluator_of(pool or self.emulator, 1 if pool is None else len(pool))
         constants = self.emulator.constants.owner
         self.second = self.evaluator_of(
-            WholeModelRunner(
-                problem.graph,
-                constants,
-                problem.reference.turns,
-                problem.settings.threads or 0,
-            )
+            WholeModelRunner(problem.graph, constants, problem.settings.threads or 0)
         )
         self.engine = None
         if self.opened is not None:
@@ -360,7 +355,7 @@ def _opened(
     if engine is not None:
         opened.enter_context(closing(engine))
     cache = opened.enter_context(claimed_folder(problem, folder))
-    emulator, noted = open_emulator(problem, device)
+    emulator = open_emulator(problem, device)
     pool = open_emulator_pool(problem, emulator, device)
     if pool is not None:
         opened.enter_context(closing(pool))
@@ -379,7 +374,7 @@ def _opened(
         time=time_budget,
         references=references,
     )
-    context.note(*noted, *of_scales)
+    context.note(*of_scales)
     if engine is None and (words := idle_options(settings)):
         context.note(Finding("no-engine", "", words))
     if cache.note:

@@ -58,7 +58,7 @@ class Need:
     def bytes(self) -> int:
         """The approximate peak of all processes."""
         # Weights: mapped, rounded, and as kernels like them. Activations: those of two emulators, a
-        # reference and what compares them. Stores: activations at cuts and copies of inputs, full
+        # reference and what compares them. Stores: copies of inputs, full
         # after some tens of inferences.
         each = (
             PROCESS

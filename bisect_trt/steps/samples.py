@@ -374,9 +374,6 @@ def _looked_at(
     at_once = context.references.at_once
     for first in samples:
         yield look(first)
-        # Where sessions of a large model take turns, all are done before the next one opens.
-        while context.in_turn and (few := list(islice(samples, at_once(first)))):
-            yield from list(side_by_side(look, few, at_once))
         yield from side_by_side(look, samples, at_once)
 
 

@@ -14,11 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
-from bisect_trt.runners import switched_session
+from bisect_trt.runners import emulator
 from bisect_trt.runners.constants import ConstantStore
-from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.emulator import EmulatedRunner, SwitchedSession
 from bisect_trt.runners.second_emulator import WholeModelRunner
-from bisect_trt.runners.switched_session import SwitchedSession
 
 WIDTH = 256
 
@@ -58,7 +57,7 @@ def test_a_call_in_work_keeps_what_another_precision_takes_the_place_of(
     store = ConstantStore(graph)
     session = SwitchedSession(graph, store, Precision.FP16, Precision.FP32, threads=1)
     every = frozenset(layer.name for layer in graph.layers)
-    plain = switched_session.caller
+    plain = emulator.caller
     seen = []
 
     def disturbed(made: Any) -> Callable[..., Any]:
@@ -71,7 +70,7 @@ def test_a_call_in_work_keeps_what_another_precision_takes_the_place_of(
         return call
 
     expected = {n: a.copy() for n, a in session.run(sample, every).items()}
-    monkeypatch.setattr(switched_session, "caller", disturbed)
+    monkeypatch.setattr(emulator, "caller", disturbed)
     other = SwitchedSession(graph, store, Precision.FP16, Precision.FP32, threads=1)
     for _ in range(2):
         found = other.run(sample, every)

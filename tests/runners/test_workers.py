@@ -151,13 +151,13 @@ def test_lost_workers_say_nothing_of_any_plan(
     assert not (set(again.search["outcome"]) & {"crashed", "timed-out"})
 
 
-def test_a_worker_that_does_not_even_read_is_timed_out() -> None:
+def test_a_worker_that_does_nothing_is_timed_out() -> None:
     with IsolatedWorker("tests.runners.breaking:Breaking", {}) as worker:
         worker.call("count", 1)
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGSTOP)
         with pytest.raises(RunnerFailedError, match="no answer in 1 s") as caught:
-            worker.call("count", b"0" * 10_000_000, timeout_s=1.0)
+            worker.call("count", 1, timeout_s=1.0)
         assert caught.value.lost and caught.value.verdict is Verdict.TIMED_OUT
         assert worker.call("count", 1) == 1
 

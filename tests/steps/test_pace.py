@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt.base.interrupt import Observer
@@ -68,65 +66,6 @@ def test_a_busy_moment_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
             kept.append(context.pace.timed_again())
             forbid_inferences(monkeypatch)
     assert kept[0] == kept[1]
-
-
-def noted(called: list[str], name: str, its: Callable[..., Any]) -> Callable[..., Any]:
-    """``its``, which writes down that it was called."""
-
-    def call(*arguments: Any) -> Any:
-        called.append(name)
-        return its(*arguments)
-
-    return call
-
-
-def test_what_is_with_tables_is_run_from_its_inputs_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A Loop is not counted, and from the last activations kept nobody would see what it takes."""
-    model = looped(300)
-    given = {"x": np.random.default_rng(0).normal(size=(96, 96)).astype(np.float32)}
-    settings = Settings(model, [given], require=["max_abs<=1e-3"], out=tmp_path)
-    problem = load(settings, Observer())
-    with open_context(problem, Observer()) as context:
-        context.evaluator.evaluate(problem.base)
-        called: list[str] = []
-        for name in ("forget", "outputs"):
-            its = getattr(context.emulator, name)
-            monkeypatch.setattr(context.emulator, name, noted(called, name, its))
-        timed = context.pace.timed_again()
-        assert called == ["forget", "outputs"] * (len(called) // 2) and called
-        assert timed > 2.0 * problem.usual_seconds
-
-
-def looped(trips: int) -> onnx.ModelProto:
-    """A Loop of products before twenty layers."""
-    info, float32 = helper.make_tensor_value_info, TensorProto.FLOAT
-    body = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["s", "w"], ["m"]),
-            helper.make_node("Tanh", ["m"], ["t"]),
-            helper.make_node("Identity", ["c"], ["d"]),
-        ],
-        "body",
-        [
-            info("i", TensorProto.INT64, []),
-            info("c", TensorProto.BOOL, []),
-            info("s", float32, [96, 96]),
-        ],
-        [info("d", TensorProto.BOOL, []), info("t", float32, [96, 96])],
-    )
-    nodes = [helper.make_node("Loop", ["trips", "", "x"], ["l0"], "loop", body=body)]
-    nodes += [helper.make_node("Tanh", [f"l{i}"], [f"l{i + 1}"], f"tanh{i}") for i in range(20)]
-    weight = np.random.default_rng(1).normal(size=(96, 96)).astype(np.float32) / np.float32(10.0)
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [info("x", float32, [96, 96])],
-        [info("l20", float32, [96, 96])],
-        [numpy_helper.from_array(np.int64(trips), "trips"), numpy_helper.from_array(weight, "w")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def test_inputs_of_several_sizes_stand_for_all() -> None:

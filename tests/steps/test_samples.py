@@ -57,28 +57,6 @@ def test_no_more_are_read_than_are_needed(context: Context, count: int) -> None:
     assert [s.name for s in fewer] == ["0", "2"], "there may be fewer than asked for"
 
 
-def test_where_sessions_take_turns_no_reference_is_in_work_meanwhile(
-    context: Context, sessions_opened: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[str] = []
-    plain = context.problem.reference.outputs
-    monkeypatch.setattr(
-        context.problem.reference,
-        "outputs",
-        lambda sample: (begun.append(sample.name), plain(sample))[1],
-    )
-    context.in_turn = True
-    read: list[int] = []
-    samples = usable(context, copied(read), 30)
-    for _ in range(3):  # the first alone, then eight together
-        next(samples)
-    assert len(read) == len(begun) == 9
-    context.problem.reference.release()
-    opened = len(sessions_opened)
-    next(samples)
-    assert len(sessions_opened) == opened, "its reference is there already"
-
-
 def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns(
     tmp_path: Path, sessions_opened: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
