@@ -164,18 +164,6 @@ def is_placeholder(dim: onnx.TensorShapeProto.Dimension) -> bool:
     return which is None or dim.dim_param.strip() in _PLACEHOLDERS
 
 
-def shared_placeholders(graph: onnx.GraphProto) -> dict[str, list[str]]:
-    """The names like ``?`` that several input dimensions share, each with its inputs."""
-    # TensorRT takes neither an empty name nor a name of outputs for a symbol (found by building
-    # with TensorRT for RTX 1.6.1.120).
-    users: dict[str, list[str]] = {}
-    for value in graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param.strip() and is_placeholder(dim):
-                users.setdefault(dim.dim_param, []).append(value.name)
-    return {name: list(dict.fromkeys(of)) for name, of in users.items() if len(of) > 1}
-
-
 def name_placeholder_dims(graph: onnx.GraphProto) -> None:
     """Names every placeholder dimension of the inputs and outputs ``tensor_axis``, in place."""
     # TensorRT takes dimensions of one name for equal sizes, even where the name is "?".

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision
-from bisect_trt.model.cautions import cautions, open_sizes, refusals, weight_findings
-from bisect_trt.model.engine_suspects import engine_suspects
+from bisect_trt.model.cautions import cautions, open_sizes, refusals
 from bisect_trt.model.graph import HAS_LAYER_NORMALIZATION, Graph, has_bf16, lacks_bf16
 from bisect_trt.model.layers import Kind, Layer
 from bisect_trt.model.lifted import lifted_form
 from bisect_trt.model.load import LoadedModel
+from bisect_trt.model.lost_constants import weight_findings
 from bisect_trt.model.patterns import Pattern, find_patterns
 from bisect_trt.model.precision_rules import (
     FLOAT,
@@ -99,11 +99,32 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
             *refusals(graph, model.name),
             *open_sizes(graph),
             *cautions(graph),
-            *engine_suspects(graph, precision),
+            *_wrong_in_fp32(graph),
             *weight_findings(graph, precision),
         ),
         tuple(_advice(graph.opset, patterns, layers, layers if raises else ())),
     )
+
+
+def _wrong_in_fp32(graph: Graph) -> Iterator[Finding]:
+    """Findings on operators that TensorRT is reported to get wrong in FP32 too."""
+    for node, name in graph.named_nodes():
+        groups = next((a.i for a in node.attribute if a.name == "num_groups"), 0)
+        if not is_standard(node):
+            continue
+        if node.op_type == "GridSample" and graph.opset >= 20:  # NVIDIA/TensorRT #4646
+            kind, what = "grid-sample", f"GridSample of opset {graph.opset}"
+            instead = "export with opset 16"
+        elif node.op_type == "GroupNormalization" and groups == 1:  # NVIDIA/TensorRT #4756
+            kind, what = "one-group", "GroupNormalization with one group"
+            instead = "export it as LayerNormalization"
+        else:
+            continue
+        message = (
+            f"{name}: {what}, which TensorRT is reported to get wrong in FP32 too: compare its "
+            f"FP32 engine first, or {instead}"
+        )
+        yield Finding(kind, name, message)
 
 
 def _kept_nodes(graph: Graph) -> dict[str, str]:

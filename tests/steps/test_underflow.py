@@ -12,8 +12,8 @@ import bisect_trt
 from bisect_trt.base.outcomes import Cause
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.requirements import times
-from bisect_trt.model.cautions import largest_constant, lost_constants
 from bisect_trt.model.graph import Graph
+from bisect_trt.model.lost_constants import largest_constant, lost_constants
 from fixtures.fixture import waves
 from fixtures.reports import bsroformer_rms
 
