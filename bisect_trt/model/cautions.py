@@ -20,9 +20,6 @@ from bisect_trt.model.layers import Kind
 from bisect_trt.model.precision_rules import QUANTISES, RANDOM, is_standard
 from bisect_trt.model.tensor_types import UNKNOWN, every_node, subgraphs
 
-_MAJOR_SHARE = 0.1
-"""Share of the float nodes from which on a finding is a major one."""
-
 
 def cautions(graph: Graph) -> list[Finding]:
     """A finding for each property of the model that a run judges coarsely or not at all."""
@@ -48,7 +45,7 @@ def _custom_operators(graph: Graph) -> Iterator[Finding]:
             f"{count} of {every} nodes are of operators that are never reduced: {named}; "
             "they run in FP32 under every plan here, and an engine may run them otherwise"
         )
-        yield Finding("custom-operators", "", message, count >= _MAJOR_SHARE * every)
+        yield Finding("custom-operators", "", message, count >= 0.1 * every)
 
 
 def _of_types(graph: Graph) -> Iterator[Finding]:

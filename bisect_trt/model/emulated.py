@@ -14,11 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.rounding import TF32_SPLITTER
-from bisect_trt.model.graph import CAST_HAS_BF16, Graph, as_graph
+from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.layers import Role
+from bisect_trt.model.opsets import CAST_HAS_BF16, with_new_nodes_pinned, with_roundings
 from bisect_trt.model.precision_rules import CONTROL_FLOW, FLOAT, STORAGE_TYPE, is_standard
 from bisect_trt.model.rewriter import Frame, Rewriter
-from bisect_trt.model.roundings import is_rounded, with_new_nodes_pinned, with_roundings
+from bisect_trt.model.roundings import is_rounded
 from bisect_trt.model.tensor_types import Scope
 
 # ONNX Runtime's kernels of some operators swallow a NaN or an infinity that an engine would show.
@@ -36,9 +37,6 @@ SWALLOWING = _RECURRENT | _MAXIMA | _INDICES | {"Clip"}
 
 LOST = int(np.iinfo(np.int64).min)
 """The index of a NaN in a guarded model; x86 gives the same integer for a cast of NaN."""
-
-_IS_NAN_OPSET = 9
-"""The opset that introduced IsNaN, and Where."""
 
 
 def guarded(
@@ -60,7 +58,7 @@ def _is_nan(
     name: str, result: str, fresh: Callable[[str], str], opset: int
 ) -> list[onnx.NodeProto]:
     """Nodes that compute ``result``: which elements of ``name`` are NaN."""
-    if opset >= _IS_NAN_OPSET:
+    if opset >= 9:
         return [helper.make_node("IsNaN", [name], [result])]
     # A NaN is neither below 1 nor above -1.
     one, less, below, above, either = (
@@ -147,11 +145,7 @@ def _index(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> lis
         made.append(helper.make_node("ReduceMax", [seen, axes], [found], keepdims=keeps))
     else:
         made.append(helper.make_node("ReduceMax", [seen], [found], axes=[axis], keepdims=keeps))
-    if opset >= _IS_NAN_OPSET:
-        made.append(helper.make_node("Cast", [found], [is_lost], to=TensorProto.BOOL))
-        made.append(helper.make_node("Where", [is_lost, lost, node.output[0]], [name]))
-        return made
-    # Before opset 9 there is no Where: selects by products.
+    # Selects by products, because there is no Where before opset 9.
     one, rest, kept, put = (fresh(f"{name}__{what}") for what in ("one", "rest", "kept", "put"))
     return [
         *made,
@@ -232,9 +226,6 @@ class EmulationRewriter(Rewriter):
         super().__init__(graph, plan)
         self._rounded_inputs = rounded_inputs
 
-    def chosen(self, precision: Precision) -> Precision:
-        return precision
-
     def read(self, frame: Frame, name: str, precision: Precision) -> str:
         owner = frame.owner(name)
         if is_rounded(owner.state.get(name, Precision.FP32), precision):
@@ -266,11 +257,6 @@ class EmulationRewriter(Rewriter):
 
     def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
         frame.graph.node.extend(guarded(node, role.float_in, self.fresh, self.source.opset))
-
-    def enter_body(self, frame: Frame, precision: Precision) -> None:
-        for value in frame.graph.input:
-            if frame.scope.type_of(value.name) == FLOAT:
-                frame.state[value.name] = precision
 
     def round(self, frame: Frame, source: str, target: str, precision: Precision) -> None:
         """Appends the nodes that round ``source`` to ``precision`` as ``target``."""

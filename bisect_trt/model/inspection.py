@@ -9,17 +9,17 @@ from typing import Any
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision
 from bisect_trt.model.cautions import cautions, open_sizes, refusals
-from bisect_trt.model.graph import HAS_LAYER_NORMALIZATION, Graph, has_bf16, lacks_bf16
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Kind, Layer
 from bisect_trt.model.lifted import lifted_form
 from bisect_trt.model.load import LoadedModel
 from bisect_trt.model.lost_constants import weight_findings
+from bisect_trt.model.opsets import HAS_LAYER_NORMALIZATION, has_bf16, lacks_bf16
 from bisect_trt.model.patterns import Pattern, find_patterns
 from bisect_trt.model.precision_rules import (
     FLOAT,
     HAVE_BF16,
     STAYS_FP32,
-    STORAGE_TYPE,
     is_standard,
     reducible_slots,
 )
@@ -130,15 +130,12 @@ def _wrong_in_fp32(graph: Graph) -> Iterator[Finding]:
 def _kept_nodes(graph: Graph) -> dict[str, str]:
     """The nodes that give floats but are no layers, with the reason."""
     kept = {}
-    low = STORAGE_TYPE.values()
     for index, (node, name) in enumerate(graph.named_nodes()):
         types = [graph.types.type_of(o) for o in node.output if o]
         if not graph.stored_inputs.isdisjoint(node.output):
             continue  # a cast of a reduced input, which only the lifted form has
         if not is_standard(node):
             kept[name] = f"{node.domain}.{node.op_type} is not a standard operator"
-        elif any(t in low for t in types):
-            kept[name] = f"{node.op_type} already runs at reduced precision in the source"
         elif node.op_type in STAYS_FP32 and FLOAT in types:
             kept[name] = f"{node.op_type}: {STAYS_FP32[node.op_type]}"
         elif FLOAT in types and graph.role(index, Precision.FP16).kind is Kind.KEPT:

@@ -129,8 +129,6 @@ def role_of(node: onnx.NodeProto, scope: Scope, opset: int, precision: Precision
         return kept
     if node.op_type in CONTROL_FLOW:
         if precision is not Precision.TF32:
-            if _feeds_unknown(node, scope):
-                return kept
             return _role(Kind.LAYER, float_in, float_out, float_in)
         # TF32 rounds operands inside bodies; the tensors at their borders stay FP32.
         return _role(Kind.LAYER, (), (), float_in) if _multiplies_matrices(node) else kept
@@ -146,15 +144,6 @@ def role_of(node: onnx.NodeProto, scope: Scope, opset: int, precision: Precision
     if not reduced_out or not (reduced_in or node.op_type == "Cast"):
         return kept
     return _role(Kind.LAYER, reduced_in, reduced_out, float_in)
-
-
-def _feeds_unknown(node: onnx.NodeProto, scope: Scope) -> bool:
-    """Whether a body declares FP32 for an input whose type outside is unknown."""
-    return any(
-        outer and scope.type_of(outer) == UNKNOWN and inner.type.tensor_type.elem_type == FLOAT
-        for _, body in subgraphs(node)
-        for outer, inner in zip(node.input, body.input, strict=False)
-    )
 
 
 def _multiplies_matrices(node: onnx.NodeProto) -> bool:

@@ -39,35 +39,17 @@ _NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "sof
 class Lifted:
     """``model`` in FP32, and facts on its source.
 
-    The source runs ``reduced`` of its ``nodes`` in ``precision`` and keeps ``islands`` in FP32.
-    ``inputs`` are the casts of its reduced inputs, ``outputs`` its reduced outputs.
-    ``has_bodies`` says that a node with bodies is reduced.
+    The source runs ``reduced`` nodes in ``precision`` and keeps ``islands`` in FP32. ``inputs`` are
+    the casts of its reduced inputs, ``outputs`` its reduced outputs. ``sentence`` is for users.
     """
 
     model: onnx.ModelProto
     precision: Precision
     reduced: int
-    nodes: int
     islands: frozenset[str]
     inputs: frozenset[str] = frozenset()
     outputs: Mapping[str, int] = field(default_factory=dict)
-    has_bodies: bool = False
-
-    @property
-    def sentence(self) -> str:
-        """What a user should know of the lifting."""
-        name = self.precision.value.upper()
-        if not self.reduced:
-            return (
-                f"inputs or outputs are {name} in the source, whose nodes compute in FP32: judged "
-                "as those of an FP32 model"
-            )
-        return (
-            f"{counted(self.reduced, 'node')} of {self.nodes} run in {name} in the source already "
-            "and are judged with their roundings. The reference has none, and the weights as "
-            f"stored. {counted(len(self.islands), 'node')} in FP32 stay so"
-            f"{'. An If, Loop or Scan is reduced as a whole' if self.has_bodies else ''}"
-        )
+    sentence: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,11 +110,29 @@ def lift(model: onnx.ModelProto, where: str = "model") -> Lifted | None:
         model=new,
         precision=found[0],
         reduced=len(reduced) if changed else 0,
-        nodes=len(computing),
         islands=islands,
         inputs=inputs,
         outputs=dict.fromkeys(lifting.outputs, kind),
-        has_bodies=any(any(subgraphs(node)) for node in changed),
+        sentence=_sentence(changed and reduced, len(computing), len(islands), found[0]),
+    )
+
+
+def _sentence(
+    reduced: Sequence[onnx.NodeProto], computing: int, islands: int, precision: Precision
+) -> str:
+    """The sentence for users on a model of ``computing`` nodes that is lifted."""
+    name = precision.value.upper()
+    if not reduced:
+        return (
+            f"inputs or outputs are {name} in the source, whose nodes compute in FP32: judged "
+            "as those of an FP32 model"
+        )
+    has_bodies = any(any(subgraphs(node)) for node in reduced)
+    return (
+        f"{counted(len(reduced), 'node')} of {computing} run in {name} in the source already "
+        "and are judged with their roundings. The reference has none, and the weights as "
+        f"stored. {counted(islands, 'node')} in FP32 stay so"
+        f"{'. An If, Loop or Scan is reduced as a whole' if has_bodies else ''}"
     )
 
 

@@ -75,34 +75,23 @@ def lost_constants(graph: Graph, precision: Precision) -> dict[str, LostConstant
     found: dict[str, LostConstant] = {}
     for name in (n for n in graph.float_constants if n in readers):
         array = graph.float_constants[name]
-        of_all = _lost(array, precision) if array.size else None
+        lost = _lost(array, precision) if array.size else None
+        if lost is None:
+            continue
+        largest, bits_lost = lost
         for reader, op, slot in readers[name]:
-            lost = of_all
-            if lost is None and _ROLES.get((op, slot)) == "variance":
-                lost = _lost_variance(array, _epsilon(graph, reader), precision)
-            if lost is None or (reader in found and lost[1] <= found[reader].bits_lost):
-                continue
-            role = _ROLES.get((op, slot), f"constant {name!r}")
-            found[reader] = LostConstant(reader, op, name, lost[0], array.size == 1, lost[1], role)
+            if reader not in found or bits_lost > found[reader].bits_lost:
+                role = _ROLES.get((op, slot), f"constant {name!r}")
+                found[reader] = LostConstant(
+                    layer=reader,
+                    op=op,
+                    name=name,
+                    largest=largest,
+                    scalar=array.size == 1,
+                    bits_lost=bits_lost,
+                    role=role,
+                )
     return found
-
-
-def _epsilon(graph: Graph, layer: str) -> float:
-    node = graph.proto.graph.node[graph.names.index(layer)]
-    return next((a.f for a in node.attribute if a.name == "epsilon"), 1e-5)
-
-
-def _lost_variance(
-    array: NDArray[np.float32], epsilon: float, precision: Precision
-) -> tuple[float, float] | None:
-    """As :func:`_lost`, for the channels whose standard deviation changes."""
-    values = flat(array).astype(np.float64)
-    small = (values > 0.0) & (values <= SMALLEST_SUBNORMAL[precision] / _LOST_ERROR)
-    # Epsilon hides a small variance: only a change of the standard deviation counts.
-    values = values[small]
-    kept = rounded(values.astype(np.float32), precision).astype(np.float64)
-    off = np.abs(np.sqrt((values + epsilon) / (kept + epsilon)) - 1.0) > _LOST_ERROR
-    return _lost(values[off].astype(np.float32), precision) if off.any() else None
 
 
 def _lost(array: NDArray[np.float32], precision: Precision) -> tuple[float, float] | None:

@@ -14,11 +14,11 @@ import onnx
 from onnx import AttributeProto
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.model.graph import Graph, drop_unread
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import name_placeholder_dims
 from bisect_trt.model.layers import Kind, Role, node_names, role_of
 from bisect_trt.model.precision_rules import FLOAT
-from bisect_trt.model.tensor_types import Scope, subgraphs
+from bisect_trt.model.tensor_types import Scope, drop_unread, every_node, tensor_names
 from bisect_trt.model.tensor_values import Constants, rounded_tensor
 
 
@@ -62,10 +62,6 @@ class Rewriter(ABC):
         self._numbers: dict[str, int] = {}
 
     @abstractmethod
-    def chosen(self, precision: Precision) -> Precision:
-        """The precision of a layer planned at ``precision``; types cannot express TF32."""
-
-    @abstractmethod
     def convert(self, frame: Frame, name: str, precision: Precision) -> str:
         """Adds the nodes that convert a tensor to ``precision``, and returns the new name."""
 
@@ -76,10 +72,6 @@ class Rewriter(ABC):
     @abstractmethod
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
         """Appends the reduced ``node`` to ``frame``."""
-
-    @abstractmethod
-    def enter_body(self, frame: Frame, precision: Precision) -> None:
-        """Adapts the float inputs of a reduced body."""
 
     def rewrite(self) -> onnx.ModelProto:
         """The new model, with unique names, named dimensions, and no value_info."""
@@ -106,15 +98,14 @@ class Rewriter(ABC):
 
     def claim_names(self) -> None:
         """Makes :meth:`fresh` avoid every name of the model."""
-        self._collect_names(self.source.proto.graph)
+        graph = self.source.proto.graph
+        self._used = tensor_names(graph).union(node.name for node in every_node(graph.node))
 
-    def share_names(self, other: Rewriter) -> None:
-        """Takes fresh names from the pool of ``other``, which writes into the same model."""
-        self._used, self._numbers = other._used, other._numbers
-
-    def rewrite_node(self, index: int, node: onnx.NodeProto, name: str, frame: Frame) -> None:
-        """Appends one node, rewritten under the plan, to ``frame``."""
-        self._node(index, node, name, frame, self.plan.precision_of)
+    def rewrite_node(
+        self, index: int, node: onnx.NodeProto, name: str, frame: Frame, precision: Precision
+    ) -> None:
+        """Appends one node, rewritten to ``precision``, to ``frame``."""
+        self._node(index, node, name, frame, lambda _: precision)
 
     def read(self, frame: Frame, name: str, precision: Precision) -> str:
         """The name of the source tensor ``name`` at ``precision``, which is converted if needed."""
@@ -174,25 +165,28 @@ class Rewriter(ABC):
         target.output.extend(source.output)
         target.initializer.extend(source.initializer)
         target.sparse_initializer.extend(source.sparse_initializer)
-        target.quantization_annotation.extend(source.quantization_annotation)
         target.metadata_props.extend(source.metadata_props)
         frame = Frame(scope, target, parent, outputs=frozenset(o.name for o in source.output))
         main = parent is None
         frame.constants = self.source.float_constants if main else Constants(source).of_type(FLOAT)
         if body_precision is not None:
-            self.enter_body(frame, body_precision)
+            for value in target.input:
+                if scope.type_of(value.name) == FLOAT:
+                    self.enter_input(frame, value, body_precision)
         names = self.source.names if main else node_names(source.node)
         for index, (node, name) in enumerate(zip(source.node, names, strict=True)):
             self._node(index, node, name, frame, choose)
         if body_precision is not None:
-            self._leave_body(frame, body_precision)
+            for output in target.output:
+                if scope.type_of(output.name) == FLOAT:
+                    self.leave_output(frame, output, body_precision)
         # The FP32 form of a constant goes if only its other versions are read.
         drop_unread(target, frame.converted)
 
     def _node(
         self, index: int, node: onnx.NodeProto, name: str, frame: Frame, choose: Chooser
     ) -> None:
-        precision = self.chosen(choose(name))
+        precision = choose(name)
         role = (
             self.source.role(index, precision)
             if frame.parent is None
@@ -245,20 +239,10 @@ class Rewriter(ABC):
             body_precision=precision if reduces_borders else None,
         )
 
-    def _leave_body(self, frame: Frame, precision: Precision) -> None:
-        for output in frame.graph.output:
-            if frame.scope.type_of(output.name) == FLOAT:
-                self.leave_output(frame, output, precision)
+    def enter_input(self, frame: Frame, value: onnx.ValueInfoProto, precision: Precision) -> None:
+        """Makes a reduced body take its input ``value`` at ``precision``."""
+        frame.state[value.name] = precision
 
     def leave_output(self, frame: Frame, output: onnx.ValueInfoProto, precision: Precision) -> None:
         """Makes a reduced body return ``output`` at ``precision``."""
         output.name = self.read(frame, output.name, precision)
-
-    def _collect_names(self, graph: onnx.GraphProto) -> None:
-        self._used.update(i.name for i in graph.input)
-        self._used.update(t.name for t in graph.initializer)
-        for node in graph.node:
-            self._used.add(node.name)
-            self._used.update(node.output)
-            for _, body in subgraphs(node):
-                self._collect_names(body)

@@ -26,10 +26,10 @@ from bisect_trt.model.tensor_values import (
     take_in,
 )
 
-PROTOBUF_LIMIT = 2**31 - (64 << 20)
+PROTOBUF_LIMIT_BYTES = 2**31 - (64 << 20)
 """Bytes of weights in one message: protobuf's 2 GB less 64 MB for the rest of the model."""
 
-MOST_SENT = 64 << 20
+SENT_WHOLE_BYTES = 64 << 20
 """Bytes of weights from which on a model goes to TensorRT's parser as a file."""
 
 _SCRATCH_NAME = "weights.bin"
@@ -50,15 +50,15 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
     sweep(path.parent)  # a killed run may have left a draft as large as a model
     try:
         with written_whole(path) as draft:
-            if weights_size(model) < PROTOBUF_LIMIT:
+            if weights_size(model) < PROTOBUF_LIMIT_BYTES:
                 with draft.open("wb") as stream:
                     write_model(model, stream)
                 return
-            side, inside = f"{path.name}.data", _types_inside(model)
+            side = f"{path.name}.data"
             with (draft.parent / side).open("wb") as stream:
 
                 def put(tensor: TensorProto) -> None:
-                    if size_of(tensor) < MAPPED_BYTES or tensor.data_type in inside:
+                    if size_of(tensor) < MAPPED_BYTES:
                         take_in(tensor)
                     else:
                         _spill(tensor, stream, side)
@@ -91,15 +91,6 @@ def moved(model: onnx.ModelProto, move: Callable[[TensorProto], None]) -> onnx.M
     for tensor in all_tensors(copy.graph):
         move(tensor)
     return copy
-
-
-def _types_inside(model: onnx.ModelProto) -> frozenset[int]:
-    """The element types whose values must stay in the model: float64, if a message has room."""
-    # TensorRT's parser converts float64 to FP32, but refuses float64 in external files
-    # ("Unexpected size for the external weights", TensorRT for RTX 1.6.1.120).
-    doubles = (t for t in all_tensors(model.graph) if t.data_type == TensorProto.DOUBLE)
-    fits = 2 * sum(map(size_of, doubles)) < PROTOBUF_LIMIT
-    return frozenset({TensorProto.DOUBLE} if fits else ())
 
 
 def _spill(tensor: TensorProto, stream: IO[bytes], location: str) -> None:
@@ -174,19 +165,16 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
 @contextmanager
 def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
     """``model`` as TensorRT's parser reads it, bytes or a path, valid inside the ``with`` block."""
-    if weights_size(model) < MOST_SENT:
+    if weights_size(model) < SENT_WHOLE_BYTES:
         yield moved(model, take_in).SerializeToString()
         return
     with ExitStack() as opened:
         scratch_file = _ScratchFile(opened, model)
-        inside = _types_inside(model)
         links: dict[str, str] = {}
 
         def put(tensor: TensorProto) -> None:
             place = place_of(tensor)
-            if tensor.data_type in inside:
-                take_in(tensor)
-            elif scratch_file.takes(tensor):
+            if scratch_file.takes(tensor):
                 put_at(tensor, replace(scratch_file.move(tensor), path=_SCRATCH_NAME))
             elif place is not None:
                 # The parser looks for external data in the model's folder.
@@ -205,7 +193,7 @@ class _ScratchFile:
 
     def __init__(self, opened: ExitStack, model: onnx.ModelProto) -> None:
         self._opened = opened
-        self._too_large = held_size(model) >= PROTOBUF_LIMIT
+        self._too_large = held_size(model) >= PROTOBUF_LIMIT_BYTES
         self._stream: IO[bytes] | None = None
         self._folder: Path | None = None
 

@@ -6,10 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.model.graph import Graph
@@ -21,9 +19,6 @@ from bisect_trt.model.tensor_types import (
     tensors_read,
 )
 from bisect_trt.model.tensor_values import Constants
-
-_SHAPE_CONSTANT_TYPES = ("i8", "i4", "f4")
-"""Types of constants that may determine a shape: sizes, axes and scales."""
 
 Shape = tuple[int | None, ...]
 Inputs = Mapping[str, tuple[int, ...]]
@@ -67,39 +62,23 @@ def with_shapes(graph: Graph, inputs: Inputs | None = None) -> onnx.GraphProto:
                 value.name, value.type.tensor_type.elem_type, (inputs or {})[value.name]
             )
             value.CopyFrom(found)
-    declared = {i.name for i in graph.proto.graph.input}
-    small = {
-        name: numpy_helper.from_array(array, name)
-        for name in graph.constants
-        if name not in declared and (array := _small(graph.constants, name)) is not None
-    }
-    stored = {t.name for t in graph.proto.graph.initializer}.intersection(small)
-    unstored = [i for i in light.graph.input if i.name not in stored]
-    del light.graph.input[:]
-    light.graph.input.extend(unstored)
-    present = {t.name for t in light.graph.initializer}
-    light.graph.initializer.extend(small[name] for name in sorted(stored - present))
-    _copy_into_bodies(light.graph, small)
+    _copy_into_bodies(light.graph, graph.constants)
     try:  # data_prop follows the values of computed shapes
         return onnx.shape_inference.infer_shapes(light, data_prop=True).graph
     except Exception:  # the library raises several kinds; no shape is known then
         return light.graph
 
 
-def _small(constants: Constants, name: str) -> NDArray[Any] | None:
-    """The constant ``name`` if it may determine a shape; large ones are not read."""
-    if constants.count(name) > SMALL_CONSTANT_ELEMENTS:
-        return None
-    array = constants[name]
-    return array if array.dtype.str[1:] in _SHAPE_CONSTANT_TYPES else None
-
-
-def _copy_into_bodies(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> None:
-    """Copies the constants that bodies read into them, where ONNX's inference sees their values."""
+def _copy_into_bodies(graph: onnx.GraphProto, constants: Constants) -> None:
+    """Copies small constants that bodies read into them, where ONNX's inference sees the values."""
     for node in graph.node:
-        read = [constants[name] for name in captured_names(node) if name in constants]
+        small = [
+            numpy_helper.from_array(constants[name], name)
+            for name in captured_names(node)
+            if name in constants and constants.count(name) <= SMALL_CONSTANT_ELEMENTS
+        ]
         for _, body in subgraphs(node):
-            body.initializer.extend(read)
+            body.initializer.extend(small)
             _copy_into_bodies(body, constants)
 
 

@@ -44,7 +44,6 @@ class Extractor:
         self._ids = dict(zip(graph.names, source.node, strict=True))
         self._reads = {i: tensors_read(node) for i, node in self._ids.items()}
         self._initialisers = {t.name: t for t in source.initializer}
-        self._sparse = {t.values.name: t for t in source.sparse_initializer}
         constant = {i for i, n in self._ids.items() if n.op_type == "Constant" and is_standard(n)}
         self._constants = {self._ids[i].output[0]: self._ids[i] for i in constant}
         self._maker = {name: i for i, n in self._ids.items() for name in n.output if name}
@@ -136,11 +135,7 @@ class Extractor:
         graph.input.extend(inputs)
         graph.initializer.extend(frozen)
         graph.initializer.extend(self._initialisers[n] for n in read if n in self._initialisers)
-        graph.sparse_initializer.extend(self._sparse[n] for n in read if n in self._sparse)
         graph.node.extend(self._constants[n] for n in read if n in self._constants)
-        graph.quantization_annotation.extend(
-            a for a in source.graph.quantization_annotation if a.tensor_name in read
-        )
         for node in kept:
             graph.node.append(self._ids[node])
             graph.node[-1].name = node  # the unique id
@@ -167,7 +162,7 @@ class Extractor:
         return source_of
 
     def _from_shapes_and_constants(self) -> frozenset[str]:
-        found = {*self._initialisers, *self._sparse, *self._constants}
+        found = {*self._initialisers, *self._constants}
         for node in self.nodes:
             proto = self._ids[node]
             # A Dropout in training mode is random too.

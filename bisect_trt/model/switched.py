@@ -5,8 +5,8 @@ It can be cut into segments that run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import onnx
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.emulated import EmulationRewriter, guarded
-from bisect_trt.model.graph import Graph, drop_unread
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Kind
 from bisect_trt.model.precision_rules import CONTROL_FLOW, FLOAT, MOVES, is_standard
 from bisect_trt.model.rewriter import Frame
@@ -23,6 +23,8 @@ from bisect_trt.model.tensor_types import (
     UNKNOWN,
     Scope,
     captured_names,
+    drop_unread,
+    operators,
     tensors_read,
     without_graph,
 )
@@ -94,10 +96,8 @@ class _Writer:
         self._original = graph
         self._reduced = list_roundings(graph, low)
         self._pinned = list_roundings(graph, pin)
-        self._rounders = {p: EmulationRewriter(graph, PrecisionPlan(p)) for p in (low, pin)}
-        self._rounder = self._rounders[low]
+        self._rounder = EmulationRewriter(graph, PrecisionPlan(low))
         self._rounder.claim_names()
-        self._rounders[pin].share_names(self._rounder)
         self._model = without_graph(model, min_ir_version=4)
         self._graph = self._model.graph
         self._flags: dict[str, Flag] = {}
@@ -112,8 +112,6 @@ class _Writer:
         self._uses = self._find_uses()
         casts = (n for n in self._source.node if n.op_type == "Cast" and is_standard(n))
         self._cast = {name for node in casts for name in node.output}
-        # The flag that rounds a layer's result, possibly at an earlier node.
-        self._flag_of: dict[str, str] = {}
 
     def write(self) -> Segment:
         graph, source = self._graph, self._source
@@ -159,8 +157,8 @@ class _Writer:
                 if reader is None
                 else (rounding.layer, self._original.names[reader])
             )
-            raw, tensor = raws[rounding.tensor], rounding.tensor
-            self._flag_of[tensor] = self._switch(Flag(on), raw, tensor, self._low, Precision.FP32)
+            raw = raws[rounding.tensor]
+            self._switch(Flag(on), raw, rounding.tensor, self._low, Precision.FP32)
 
     def _append(self, index: int, new: onnx.NodeProto, source: onnx.NodeProto) -> None:
         """Appends ``new``, the rewritten ``source``."""
@@ -176,26 +174,13 @@ class _Writer:
 
     def _is_rounded_before(self, index: int, node: onnx.NodeProto, tensor: str) -> bool:
         """Whether the result ``tensor`` of ``node`` needs no switch of its own."""
-        # A node that only moves values gives rounded ones if it reads rounded ones. The rounding
-        # for its only reader then moves to its source, if the node is the only reader of that.
+        # A node that only moves values gives rounded ones if it reads rounded ones.
         operands = self._reduced[index].operands
         read = {
             s for s, n in enumerate(node.input) if n and self._original.types.type_of(n) == FLOAT
         }
-        if node.op_type not in MOVES or not is_standard(node) or not read.issubset(operands):
-            return False
-        reader = self._only_reader(tensor)
-        if reader is None:
-            return True
-        source = node.input[min(read)]
-        name = self._flag_of.get(source)
-        alone = len(read) == 1 and len(node.output) == 1 and self._only_reader(source) == index
-        if name is None or not alone:
-            return False
-        flag = self._flags[name]
-        self._flags[name] = replace(flag, on=(*flag.on, self._original.names[reader]))
-        self._flag_of[tensor] = name
-        return True
+        moves = node.op_type in MOVES and is_standard(node) and read.issubset(operands)
+        return moves and self._only_reader(tensor) is None
 
     def _operand(self, index: int, by_low: Rounding | None, by_pin: Rounding | None) -> str:
         """The name of an operand as layer ``index`` reads it; one of the roundings is not None."""
@@ -226,25 +211,25 @@ class _Writer:
         flag, bodies = self._flag(Flag((name,))), {}
         for branch, precision in (("then_branch", self._low), ("else_branch", self._pin)):
             body = onnx.GraphProto(name=branch)
-            rounder = self._rounders[precision]
-            rounder.rewrite_node(index, node, name, Frame(self._original.types, body, None))
+            frame = Frame(self._original.types, body, None)
+            self._rounder.rewrite_node(index, node, name, frame, precision)
             for slot, tensor in enumerate(node.output):
                 if tensor:
-                    body.node[-1].output[slot] = rounder.fresh(f"{tensor}__{branch}")
+                    body.node[-1].output[slot] = self._rounder.fresh(f"{tensor}__{branch}")
             body.output.extend(onnx.ValueInfoProto(name=o) for o in body.node[-1].output if o)
             bodies[branch] = body
         outputs = [o for o in node.output if o]
         self._graph.node.append(helper.make_node("If", [flag], outputs, name=name, **bodies))
 
-    def _switch(self, flag: Flag, source: str, target: str, low: Precision, pin: Precision) -> str:
-        """Appends a switch that rounds ``source`` to ``low`` or ``pin``; returns its flag."""
+    def _switch(self, flag: Flag, source: str, target: str, low: Precision, pin: Precision) -> None:
+        """Appends a switch that rounds ``source`` to ``low`` or ``pin``."""
         name, condition = self._rounder.fresh(f"switch_{target}"), self._flag(flag)
         if self._selects:
             choices = [self._rounded(self._graph, source, target, p) for p in (low, pin)]
             self._graph.node.append(
                 helper.make_node("Where", [condition, *choices], [target], name)
             )
-            return condition
+            return
         bodies = {}
         for branch, precision in (("then_branch", low), ("else_branch", pin)):
             body = onnx.GraphProto(name=branch)
@@ -255,7 +240,6 @@ class _Writer:
             body.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, None))
             bodies[branch] = body
         self._graph.node.append(helper.make_node("If", [condition], [target], name=name, **bodies))
-        return condition
 
     def _rounded(
         self, graph: onnx.GraphProto, source: str, target: str, precision: Precision
@@ -306,20 +290,6 @@ class _Writer:
                 use = _Use(index, reduced, otherwise=inside or len(reduced) < len(slots))
                 uses.setdefault(tensor, []).append(use)
         return uses
-
-
-def is_switch(node: onnx.NodeProto, flags: Collection[str]) -> bool:
-    """Whether ``node`` branches to one of two roundings of a tensor."""
-    return (
-        node.op_type == "If"
-        and node.input[0] in flags
-        and len(node.output) == 1
-        and all(
-            n.op_type in ("Identity", "Cast", "Mul", "Sub")
-            for a in node.attribute
-            for n in a.g.node
-        )
-    )
 
 
 SEGMENTS = 16
@@ -425,8 +395,8 @@ class _Cutter:
         weights = {t: w for t in reads if (w := self._whole.weights.get(t))}
         # Shapes in the body of a Scan need the ranks of what it scans, which ONNX Runtime does not
         # infer through roundings.
-        bodies = (n for n in self._nodes[start:end] if not is_switch(n, flags))
-        scanned = dict.fromkeys(t for n in bodies for t in captured_names(n))
+        scans = (n for n in self._nodes[start:end] if "Scan" in operators([n]))
+        scanned = dict.fromkeys(t for n in scans for t in captured_names(n))
         takes = []
         for name in reads:
             if name in self._inputs:

@@ -18,10 +18,7 @@ _TYPES = {f"tensor({name.lower()})": value for name, value in TensorProto.DataTy
 """ONNX's element types by their names in operator schemas."""
 
 SMALL_CONSTANT_ELEMENTS = 1024
-"""Constant nodes of up to this many elements stay in a skeleton."""
-
-_SHAPE_INPUT = {"Reshape": 1, "ConstantOfShape": 0}
-"""The input slot that holds the shape of an operator's output."""
+"""Constants of up to this many elements stay in a skeleton."""
 
 
 @dataclass
@@ -71,6 +68,11 @@ def every_node(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from every_node(body.node)
 
 
+def operators(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """The operator types of ``nodes`` and of the nodes in their bodies."""
+    return {node.op_type for node in every_node(nodes)}
+
+
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
     """Replaces the nodes of ``graph`` by ``nodes``, which may be its own."""
     kept = onnx.GraphProto()  # copies first: clearing the field would empty its own nodes
@@ -106,6 +108,29 @@ def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
 def tensors_read(node: onnx.NodeProto) -> tuple[str, ...]:
     """The tensors that ``node`` and its bodies read, each once."""
     return tuple(dict.fromkeys((*filter(None, node.input), *captured_names(node))))
+
+
+def names_read(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that nodes, their bodies and the outputs of ``graph`` read."""
+    return {o.name for o in graph.output}.union(*map(tensors_read, graph.node))
+
+
+def drop_unread(graph: onnx.GraphProto, converted: set[str]) -> None:
+    """Removes the constants among ``converted`` that no node and no output reads."""
+    if not converted:
+        return
+    unread = converted - names_read(graph)
+    kept = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in unread)]
+    if len(kept) < len(graph.node):
+        replace_nodes(graph, kept)
+    remove_initialisers(graph, unread)
+
+
+def remove_initialisers(graph: onnx.GraphProto, names: set[str]) -> None:
+    """Removes the initialisers ``names`` from ``graph`` without copying the others."""
+    for place in reversed(range(len(graph.initializer))):
+        if graph.initializer[place].name in names:
+            del graph.initializer[place]
 
 
 def without_graph(model: onnx.ModelProto, *, min_ir_version: int = 0) -> onnx.ModelProto:
@@ -148,26 +173,13 @@ def infer_types(model: onnx.ModelProto) -> Scope:
 
 
 def _give_ranks(graph: onnx.GraphProto) -> bool:
-    """Adds ranks that ONNX's inference leaves open; True if there were any."""
-    # They follow from the length of a computed shape, or from the values that a Loop begins with:
-    # no engine takes ranks that change from turn to turn.
+    """Adds the ranks behind computed shapes, which ONNX's inference leaves open; True if any."""
     values = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
     found = False
     for node in graph.node:
-        if node.op_type == "Loop":
-            for name, given in zip(node.output, node.input[2:], strict=False):
-                first, last = values.get(given), values.get(name)
-                if first is None or last is None or last.HasField("shape") or not last.elem_type:
-                    continue
-                if first.HasField("shape"):
-                    ranks = [onnx.TensorShapeProto.Dimension()] * len(first.shape.dim)
-                    last.shape.dim.extend(ranks)
-                    found = True
+        if node.op_type != "Reshape" or len(node.input) < 2:
             continue
-        slot = _SHAPE_INPUT.get(node.op_type, len(node.input))
-        if slot >= len(node.input):
-            continue
-        shape, result = values.get(node.input[slot]), values.get(node.output[0])
+        shape, result = values.get(node.input[1]), values.get(node.output[0])
         if shape is None or result is None or result.HasField("shape") or not result.elem_type:
             continue
         if len(shape.shape.dim) == 1 and shape.shape.dim[0].dim_value > 0:
@@ -194,13 +206,11 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in source.initializer:
         if tensor.name in declared:
             continue
-        # Inference reads the values of shapes and axes, which are short.
-        if tensor.data_type == TensorProto.INT64 and math.prod(tensor.dims) <= 16:
+        # Inference reads the values of shapes, axes and scales.
+        if math.prod(tensor.dims) <= SMALL_CONSTANT_ELEMENTS:
             graph.initializer.append(tensor)
         else:
             add_input(tensor.name, tensor.data_type, tensor.dims)
-    for sparse in source.sparse_initializer:
-        add_input(sparse.values.name, sparse.values.data_type, sparse.dims)
     taken = set[str]()
     for node in source.node:
         large = _large_constant(node)
@@ -218,7 +228,10 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
 def tensor_names(graph: onnx.GraphProto) -> set[str]:
     """The names of inputs, initialisers and node outputs, in bodies too."""
     names = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-    names.update(o for node in every_node(graph.node) for o in node.output)
+    for node in graph.node:
+        names.update(node.output)
+        for _, body in subgraphs(node):
+            names |= tensor_names(body)
     return names
 
 

@@ -34,12 +34,13 @@ from bisect_trt.metrics.requirements import Requirements
 from bisect_trt.metrics.rounding import INFINITE_FROM
 from bisect_trt.metrics.user_metric import UserMetric
 from bisect_trt.model.cautions import cautions, doubles, refuse_unsupported
-from bisect_trt.model.graph import FLOATS, Graph
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import input_specs, length_axes
 from bisect_trt.model.layernorm import Fused, fuse_layernorm
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.lifted import load_source
 from bisect_trt.model.load import LoadedModel
+from bisect_trt.model.lookups import FLOATS
 from bisect_trt.model.lost_constants import weight_findings
 from bisect_trt.model.outputs import decided_outputs, judged_part, names_of, tail_outputs, words
 from bisect_trt.model.roundings import list_movers

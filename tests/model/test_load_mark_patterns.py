@@ -16,9 +16,9 @@ from bisect_trt.model.cautions import cautions
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
 from bisect_trt.model.lost_constants import weight_findings
+from bisect_trt.model.outputs import mark_outputs, select_tensors
 from bisect_trt.model.patterns import find_patterns
 from bisect_trt.model.save import save_model
-from bisect_trt.model.typed import mark_outputs, select_tensors
 from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.subgraphs import branch, loop
 from tests.conftest import run_model

@@ -12,9 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.model.graph import Graph, raised
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.inspection import inspect_model
 from bisect_trt.model.load import load_model
+from bisect_trt.model.opsets import raised
 from bisect_trt.model.typed import to_typed
 from tests.conftest import run_model
 
