@@ -18,7 +18,8 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import dynamic_axes, input_specs
 from bisect_trt.model.layers import Kind
 from bisect_trt.model.precision_rules import QUANTISES, RANDOM, is_standard
-from bisect_trt.model.tensor_types import UNKNOWN, every_node, subgraphs
+from bisect_trt.model.tensor_types import UNKNOWN
+from bisect_trt.model.walk import every_node, subgraphs
 
 
 def cautions(graph: Graph) -> list[Finding]:

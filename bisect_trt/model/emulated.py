@@ -78,6 +78,7 @@ def _recurrent(
     node: onnx.NodeProto, floats: list[int], fresh: Callable[[str], str]
 ) -> list[onnx.NodeProto]:
     """Adds zero times every input to all outputs: zero, or NaN."""
+    # NaN and infinity times zero are NaN, finite numbers times zero add nothing.
     zero = fresh("zero")
     made, sums = [_constant(zero, np.float32(0.0))], []
     for slot in floats:
@@ -101,6 +102,7 @@ def _maximum(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> l
     is_nan, seen, found = (fresh(f"{name}__{what}") for what in ("nan", "seen", "found"))
     one, zero, rest, lost = (fresh(f"{name}__{what}") for what in ("one", "zero", "rest", "lost"))
     node.output[0] = fresh(f"{name}__kernel")
+    # The kernel ignores NaN, but not a one where the NaN was: found is 1 in such a window, else 0.
     again = onnx.NodeProto()  # the same operator on ones where a NaN is, and zeros elsewhere
     again.CopyFrom(node)
     again.name = fresh(f"{node.name}__nan")
@@ -173,6 +175,7 @@ def _clip(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list
         if not node.input[slot]:
             node.input[slot] = fresh("unbounded")
             made.append(_constant(node.input[slot], np.float32(end)))
+    # With a given bound of infinity the kernel leaves infinities as they are.
     return [*made, node]
 
 
@@ -228,6 +231,7 @@ class EmulationRewriter(Rewriter):
 
     def read(self, frame: Frame, name: str, precision: Precision) -> str:
         owner = frame.owner(name)
+        # Rounding is idempotent: what is rounded already needs no second node.
         if is_rounded(owner.state.get(name, Precision.FP32), precision):
             return name
         if owner.parent is None and name in self._rounded_inputs:
@@ -248,6 +252,7 @@ class EmulationRewriter(Rewriter):
         if node.op_type in CONTROL_FLOW:  # a reduced body rounds what it gives
             frame.graph.node.append(node)
             return
+        # The rounded tensor keeps the name, so that readers and outputs need no change.
         raw = {name: self.fresh(f"{name}__raw") for _, name in names}
         for slot, name in names:
             node.output[slot] = raw[name]
@@ -274,6 +279,7 @@ class EmulationRewriter(Rewriter):
     def _split(self, frame: Frame, source: str, target: str) -> None:
         """Appends Veltkamp's splitting, which keeps the upper mantissa bits of ``source``."""
         # Infinities and values beyond 4e34 become NaN: two more nodes per tensor would mend that.
+        # TF32 has FP32's range and 10 explicit mantissa bits; ONNX has no type for it.
         splitter = self._splitter(frame)
         scaled, rest = self.fresh(f"{target}__scaled"), self.fresh(f"{target}__rest")
         frame.graph.node.extend(

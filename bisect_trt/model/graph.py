@@ -16,8 +16,9 @@ from bisect_trt.model.layers import Kind, Layer, Role, node_names, role_of
 from bisect_trt.model.lookups import Lookup, after_lookups, discrete_inputs, list_lookups
 from bisect_trt.model.opsets import raised
 from bisect_trt.model.precision_rules import FLOAT, QUANTISES
-from bisect_trt.model.tensor_types import Scope, infer_types, operators, opset_of
+from bisect_trt.model.tensor_types import Scope, infer_types
 from bisect_trt.model.tensor_values import Constants
+from bisect_trt.model.walk import operators, opset_of
 
 _REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)
 
@@ -117,6 +118,7 @@ class Graph:
 
     def role(self, index: int, precision: Precision) -> Role:
         """What node ``index`` of the main graph may do at ``precision``."""
+        # Asked for every plan: schemas are looked up once.
         key = (index, precision)
         if key not in self._roles:
             node = self.proto.graph.node[index]

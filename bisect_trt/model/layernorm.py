@@ -13,7 +13,7 @@ from bisect_trt.base.errors import BadInputError
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.opsets import HAS_LAYER_NORMALIZATION, raised
-from bisect_trt.model.tensor_types import (
+from bisect_trt.model.walk import (
     captured_names,
     every_node,
     opset_of,

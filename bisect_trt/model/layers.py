@@ -18,7 +18,8 @@ from bisect_trt.model.precision_rules import (
     is_standard,
     reducible_slots,
 )
-from bisect_trt.model.tensor_types import UNKNOWN, Scope, every_node, subgraphs
+from bisect_trt.model.tensor_types import UNKNOWN, Scope
+from bisect_trt.model.walk import every_node, subgraphs
 
 
 class Kind(Enum):
@@ -124,6 +125,7 @@ def role_of(node: onnx.NodeProto, scope: Scope, opset: int, precision: Precision
     if node.op_type == "Constant" and is_standard(node):
         return _role(Kind.CONSTANT)
     float_in, float_out = _float_slots(node.input, scope), _float_slots(node.output, scope)
+    # A kept node still reads FP32: what a reduced node gives it is converted back.
     kept = _role(Kind.KEPT, float_in=float_in)
     if not float_out or not is_standard(node) or precision is Precision.FP32:
         return kept

@@ -21,15 +21,9 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import node_names
 from bisect_trt.model.load import LoadedModel, load_model
 from bisect_trt.model.precision_rules import FLOAT, MOVES, STORAGE_TYPE, is_standard
-from bisect_trt.model.tensor_types import (
-    Scope,
-    infer_types,
-    replace_nodes,
-    subgraphs,
-    tensor_names,
-    unused,
-)
+from bisect_trt.model.tensor_types import Scope, infer_types
 from bisect_trt.model.tensor_values import all_tensors, array_of
+from bisect_trt.model.walk import replace_nodes, subgraphs, tensor_names, unused
 
 _NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "softmax_precision"})
 """Attributes that name an element type."""
@@ -84,6 +78,7 @@ def lift(model: onnx.ModelProto, where: str = "model") -> Lifted | None:
     scope = infer_types(model)
     nodes = model.graph.node
     made = [_types_made(node, index, scope) for index, node in enumerate(nodes)]
+    # Only computed tensors count: FP16 weights that are cast to FP32 are storage.
     found = [p for p, kind in STORAGE_TYPE.items() if any(kind in kinds for kinds in made)]
     if not found:
         return None

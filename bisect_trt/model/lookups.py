@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 
 from bisect_trt.model.layers import Layer, with_unique_names
 from bisect_trt.model.precision_rules import FLOAT, MOVES, TYPE_AGNOSTIC, is_standard
-from bisect_trt.model.tensor_types import Scope, drop_unread, part_of, tensors_read, unused
+from bisect_trt.model.tensor_types import Scope
+from bisect_trt.model.walk import drop_unread, part_of, tensors_read, unused
 
 _DECIDES = frozenset({"Equal", "NonZero", "OneHot"})
 """Operators whose result jumps when a value changes by any amount."""
@@ -85,6 +86,7 @@ def list_lookups(
                 cast.append(Lookup(index, tensor, "", source))
         if not from_inputs.isdisjoint(read) and node.op_type not in TYPE_AGNOSTIC:
             from_inputs.update(o for o in node.output if o)
+        # What follows from a layer differs between plans, even where it is an integer.
         if index in by_index or not rounded.isdisjoint(read):
             rounded.update(o for o in node.output if o)
     return tuple(gathered or cast)

@@ -102,6 +102,7 @@ def _lost(array: NDArray[np.float32], precision: Precision) -> tuple[float, floa
     small = SMALLEST_SUBNORMAL[precision] / _LOST_ERROR
     if not 0.0 < math.sqrt(squares / array.size) <= small:
         return None
+    # Relative to the RMS, so that single small values among large ones do not count.
     off = _sum_of_squares(
         rounded(block, precision).astype(np.float64) - block for block in _finite_blocks(array)
     )

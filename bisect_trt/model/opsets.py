@@ -11,8 +11,8 @@ from bisect_trt.base.errors import BadInputError, one_line
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.precision_rules import HAVE_BF16, schema_of
-from bisect_trt.model.tensor_types import operators, opset_of, subgraphs
 from bisect_trt.model.tensor_values import Constants
+from bisect_trt.model.walk import operators, opset_of, subgraphs
 
 if TYPE_CHECKING:  # Graph raises itself by this module
     from bisect_trt.model.graph import Graph
@@ -51,6 +51,7 @@ def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
     mends_resize = before < 11 <= target  # opset 11 gave Resize its coordinate modes
     if mends_resize:
         _check_resizes(named.graph, target)
+    # The converter may rename or replace nodes, but not their outputs.
     makers = {node.output[0]: node for node in named.graph.node if node.output and node.output[0]}
     try:
         converted = onnx.version_converter.convert_version(named, target)

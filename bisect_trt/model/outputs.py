@@ -22,14 +22,8 @@ from bisect_trt.model.precision_rules import (
     is_standard,
     schema_of,
 )
-from bisect_trt.model.tensor_types import (
-    UNKNOWN,
-    Scope,
-    infer_types,
-    opset_of,
-    part_of,
-    tensors_read,
-)
+from bisect_trt.model.tensor_types import UNKNOWN, Scope, infer_types
+from bisect_trt.model.walk import opset_of, part_of, tensors_read
 
 
 def decided_outputs(graph: Graph, layers: Collection[str]) -> frozenset[str]:
@@ -168,7 +162,7 @@ def _output(name: str, types: Scope) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, types.type_of(name), shape)
 
 
-def words(outputs: Sequence[str], nodes: Sequence[str]) -> str:
+def judged_part_sentence(outputs: Sequence[str], nodes: Sequence[str]) -> str:
     """The sentence for users on a model that is judged in part."""
     judged = some_of([repr(name) for name in outputs])
     if not nodes:
@@ -245,5 +239,6 @@ def mark_outputs(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelPr
             )
         graph.output.append(_output(name, scope))
         present.add(name)
+    # The declarations of inner tensors may contradict those of the new outputs.
     del graph.value_info[:]
     return marked

@@ -173,9 +173,6 @@ def origin_of(node: onnx.NodeProto) -> Origin:
         file, line, code = _users_frame(_short_frames(documented))
     scopes = _texts(metadata.get(f"{_PREFIX}name_scopes", ""))
     classes = _texts(metadata.get(f"{_PREFIX}class_hierarchy", ""))
-    if not scopes and "namespace" in metadata:
-        parts = [part.partition(": ") for part in metadata["namespace"].split("/")]
-        scopes, classes = [p[0] for p in parts], [p[2] for p in parts]
     if scopes:
         # The last scope is the operator, the one before it the module that calls it.
         module, kinds = "".join(scopes[-2:-1]), classes[-2:-1]

@@ -17,9 +17,10 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import name_placeholder_dims
 from bisect_trt.model.layers import Kind, Role, node_names, role_of
-from bisect_trt.model.precision_rules import FLOAT
-from bisect_trt.model.tensor_types import Scope, drop_unread, every_node, tensor_names
+from bisect_trt.model.precision_rules import FLOAT, TYPE_AGNOSTIC, is_standard
+from bisect_trt.model.tensor_types import Scope
 from bisect_trt.model.tensor_values import Constants, rounded_tensor
+from bisect_trt.model.walk import drop_unread, every_node, tensor_names, without_graph
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Frame:
 
     def owner(self, name: str) -> Frame:
         """The frame that defines ``name``."""
+        # A body may use a name of an outer tensor for its own, which hides it from there on.
         frame: Frame | None = self
         while frame is not None:
             if name in frame.scope.types:
@@ -77,12 +79,10 @@ class Rewriter(ABC):
         """The new model, with unique names, named dimensions, and no value_info."""
         source = self.source.proto
         # Before version 4 of the format, every initialiser had to be an input too.
-        target = onnx.ModelProto(ir_version=max(source.ir_version, 4))
+        target = without_graph(source, min_ir_version=4)
         for name in ("producer_name", "producer_version", "domain", "doc_string"):
             setattr(target, name, getattr(source, name))
         target.model_version = source.model_version
-        target.opset_import.extend(source.opset_import)
-        target.functions.extend(source.functions)
         target.metadata_props.extend(source.metadata_props)
         self.claim_names()
         self._graph(
@@ -134,6 +134,7 @@ class Rewriter(ABC):
             owner.converted.add(name)
         else:
             version = self.convert(owner, name, precision)
+        # Each tensor is converted at most once for each precision.
         owner.versions[(name, precision)] = version
         return version
 
@@ -167,6 +168,7 @@ class Rewriter(ABC):
         target.sparse_initializer.extend(source.sparse_initializer)
         target.metadata_props.extend(source.metadata_props)
         frame = Frame(scope, target, parent, outputs=frozenset(o.name for o in source.output))
+        # Constants of the main graph are unpacked once for all plans; bodies rarely have any.
         main = parent is None
         frame.constants = self.source.float_constants if main else Constants(source).of_type(FLOAT)
         if body_precision is not None:
@@ -195,10 +197,12 @@ class Rewriter(ABC):
         reduced = role.kind is Kind.LAYER
         new = onnx.NodeProto()
         new.CopyFrom(node)
+        # Under its unique id, because engines report layers by the names of nodes.
         new.name = name
-        for slot in role.float_in:
+        reads_values = node.op_type not in TYPE_AGNOSTIC or not is_standard(node)
+        for slot in role.float_in if reads_values else ():
             wanted = precision if reduced and slot in role.reduced_in else Precision.FP32
-            new.input[slot] = self.read_slot(frame, new, slot, wanted)
+            new.input[slot] = self.read(frame, new.input[slot], wanted)
         inner = precision if reduced else Precision.FP32
         # Control flow, SequenceMap and custom operators have bodies.
         for attribute in new.attribute:
@@ -212,10 +216,6 @@ class Rewriter(ABC):
     def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
         """Appends a node with its final inputs and outputs to ``frame``."""
         frame.graph.node.append(node)
-
-    def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
-        """The name that ``node`` reads at ``slot``, converted to the precision ``wanted``."""
-        return self.read(frame, node.input[slot], wanted)
 
     def _body(
         self,

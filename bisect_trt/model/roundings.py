@@ -8,7 +8,7 @@ from bisect_trt.base.plan import EXACT, Movers, Precision
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Kind
 from bisect_trt.model.precision_rules import FLOAT, MOVES
-from bisect_trt.model.tensor_types import captured_names
+from bisect_trt.model.walk import captured_names
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def list_movers(graph: Graph, precision: Precision) -> Movers:
     names, types = graph.names, graph.types
     layers = {x.index for x in graph.layers_at(precision)}
     maker: dict[str, str] = {}
+    # An output of the model stays FP32, as if a layer in FP32 read it.
     readers: dict[str, list[str]] = {name: [EXACT] for name in graph.outputs}
     nodes = graph.proto.graph.node
     for index, (node, name) in enumerate(graph.named_nodes()):

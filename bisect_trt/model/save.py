@@ -64,6 +64,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
                         _spill(tensor, stream, side)
 
                 draft.write_bytes(moved(model, put).SerializeToString())
+            # Files in a scratch folder are private; a model to ship is not.
             (draft.parent / side).chmod(0o644)
             path.unlink(missing_ok=True)  # an older model must not read the new weights
             os.replace(draft.parent / side, path.parent / side)
@@ -180,7 +181,7 @@ def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
                 # The parser looks for external data in the model's folder.
                 if place.path not in links:
                     links[place.path] = f"weights-{len(links)}"
-                    _link(Path(place.path), scratch_file.folder / links[place.path])
+                    (scratch_file.folder / links[place.path]).symlink_to(place.path)
                 put_at(tensor, Place(links[place.path], place.offset, place.length))
 
         path = scratch_file.folder / "model.onnx"
@@ -207,6 +208,7 @@ class _ScratchFile:
     def takes(self, tensor: TensorProto) -> bool:
         """Whether the values must be rounded first, or would make the message too large."""
         place = place_of(tensor)
+        # A runtime can map values in a file as they are, but cannot round them.
         if place is not None:
             return place.rounding is not None
         return self._too_large and size_of(tensor) >= MAPPED_BYTES
@@ -224,11 +226,3 @@ class _ScratchFile:
         place = place_of(tensor)
         assert place is not None
         return place
-
-
-def _link(source: Path, target: Path) -> None:
-    """Makes ``target`` a symbolic link to ``source``, or a hard link if that is not allowed."""
-    try:
-        target.symlink_to(source)
-    except OSError:
-        os.link(source, target)

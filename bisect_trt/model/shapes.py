@@ -11,14 +11,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.tensor_types import (
-    SMALL_CONSTANT_ELEMENTS,
-    captured_names,
-    skeleton,
-    subgraphs,
-    tensors_read,
-)
+from bisect_trt.model.tensor_types import SMALL_CONSTANT_ELEMENTS, skeleton
 from bisect_trt.model.tensor_values import Constants
+from bisect_trt.model.walk import captured_names, subgraphs, tensors_read
 
 Shape = tuple[int | None, ...]
 Inputs = Mapping[str, tuple[int, ...]]
@@ -166,6 +161,7 @@ def _peak_live(
     inside: Mapping[int, int],
 ) -> int:
     """The peak bytes of the tensors that are ``given`` or still to be read at any node."""
+    # The caller holds inputs and outputs until the end.
     last_read = {name: len(nodes) for name in (*outputs, *given)}
     reads = [tensors_read(node) for node in nodes]
     for index, names in enumerate(reads):
@@ -177,6 +173,7 @@ def _peak_live(
         made = sum(sizes.get(o, 0) for o in node.output if o)
         done = [n for n in reads[index] if last_read[n] == index and n not in given]
         freed = sum(sizes.get(n, 0) for n in done)
+        # ONNX Runtime computes such an operator in the memory of its operand.
         reused = made if node.op_type in _IN_PLACE and freed >= made else 0
         peak = max(peak, live + made - reused + inside.get(index, 0))
         unread = sum(sizes.get(o, 0) for o in node.output if o and o not in last_read)
@@ -231,6 +228,7 @@ def _depth(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int:
     if node.op_type in ("MatMul", "Gemm"):
         left = _complete(shapes.get(node.input[0]))
         if left:
+            # A product of matrices sums over the shared dimension.
             return left[0] if attributes.get("transA") else left[-1]
     return 0
 

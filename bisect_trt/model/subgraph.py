@@ -19,7 +19,8 @@ from bisect_trt.base.plan import Subgraph
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.precision_rules import RANDOM, TYPE_AGNOSTIC, is_standard
-from bisect_trt.model.tensor_types import UNKNOWN, subgraphs, tensors_read, without_graph
+from bisect_trt.model.tensor_types import UNKNOWN
+from bisect_trt.model.walk import subgraphs, tensors_read, without_graph
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Extractor:
                     (constants if name in self._static else inputs).setdefault(name)
         kept = (i for i in self.nodes if i in subgraph.kept)
         made_in_order = (t for i in kept for t in self._ids[i].output if t)
+        # Tensors that nothing reads are given too, so that no node of the subgraph is dropped.
         outputs = [t for t in made_in_order if t in read_outside or t not in read]
         return Border(tuple(inputs), tuple(constants), tuple(outputs))
 
@@ -167,6 +169,7 @@ class Extractor:
             proto = self._ids[node]
             # A Dropout in training mode is random too.
             is_random = proto.op_type in RANDOM or proto.op_type == "Dropout"
+            # A shape is the same in every run on one input, whatever the precision.
             fixed = found.issuperset(self._reads[node]) and not is_random
             if is_standard(proto) and (fixed or proto.op_type in TYPE_AGNOSTIC):
                 found.update(name for name in proto.output if name)

@@ -19,9 +19,8 @@ from bisect_trt.model.layers import Kind
 from bisect_trt.model.precision_rules import CONTROL_FLOW, FLOAT, MOVES, is_standard
 from bisect_trt.model.rewriter import Frame
 from bisect_trt.model.roundings import Rounding, list_roundings
-from bisect_trt.model.tensor_types import (
-    UNKNOWN,
-    Scope,
+from bisect_trt.model.tensor_types import UNKNOWN, Scope
+from bisect_trt.model.walk import (
     captured_names,
     drop_unread,
     operators,
@@ -124,6 +123,7 @@ class _Writer:
                 self._choose_body(index, node)
             else:
                 self._choose_roundings(index, node)
+        # Float constants that layers read are fed as inputs; their initialisers may be unread now.
         drop_unread(graph, set(self._original.float_constants))
         switches = self._flags.keys() | self._weights.keys()
         takes = tuple(i.name for i in graph.input if i.name not in switches)
@@ -137,6 +137,7 @@ class _Writer:
         versions: dict[tuple[str, bool], str] = {}
         for slot in sorted({*low.operands, *pin.operands}):
             by_low, by_pin = low.operands.get(slot), pin.operands.get(slot)
+            # A slot that pinned layers round too needs another switch than one that they do not.
             key = (node.input[slot], by_pin is not None)
             if key not in versions:
                 versions[key] = self._operand(index, by_low, by_pin)
@@ -146,12 +147,14 @@ class _Writer:
             for rounding in low.results.values()
             if not self._is_rounded_before(index, node, rounding.tensor)
         ]
+        # As in the emulated model, the rounded tensor keeps the name.
         raws = {r.tensor: self._rounder.fresh(f"{r.tensor}__raw") for r in switched}
         for rounding in switched:
             new.output[rounding.slot] = raws[rounding.tensor]
         self._append(index, new, node)
         for rounding in switched:
             reader = self._only_reader(rounding.tensor)
+            # One rounding serves the layer that gives the tensor and the only one that reads it.
             on = (
                 (rounding.layer,)
                 if reader is None
@@ -224,6 +227,7 @@ class _Writer:
     def _switch(self, flag: Flag, source: str, target: str, low: Precision, pin: Precision) -> None:
         """Appends a switch that rounds ``source`` to ``low`` or ``pin``."""
         name, condition = self._rounder.fresh(f"switch_{target}"), self._flag(flag)
+        # An If runs one of its branches, so that an unused rounding costs nothing.
         if self._selects:
             choices = [self._rounded(self._graph, source, target, p) for p in (low, pin)]
             self._graph.node.append(
@@ -351,11 +355,13 @@ class _Cutter:
         found = set[int]()
         for number in range(1, wanted):
             even = round(number * length)
+            # A cut may be a quarter of a segment off, which hardly changes what it saves.
             near = range(
                 max(1, even - int(length / 4)),
                 min(count, even + int(length / 4) + 1),
             )
             best = min(near, key=lambda place: (alive[place], abs(place - even)), default=even)
+            # No place near has typed tensors only: these two segments stay one.
             if alive[best] < self._untyped:
                 found.add(best)
         return sorted(found)

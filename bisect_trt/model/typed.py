@@ -9,9 +9,9 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.layers import Role
 from bisect_trt.model.opsets import with_bf16_operators, with_new_nodes_pinned
-from bisect_trt.model.precision_rules import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC, is_standard
+from bisect_trt.model.precision_rules import FLOAT, STORAGE_TYPE
 from bisect_trt.model.rewriter import Frame, Rewriter
-from bisect_trt.model.tensor_types import every_node, names_read
+from bisect_trt.model.walk import every_node, names_read
 
 
 def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelProto:
@@ -66,6 +66,7 @@ class _TypedRewriter(Rewriter):
 
     def _store_output(self, graph: onnx.GraphProto, name: str, kind: int) -> None:
         """Makes the model give the output ``name`` as ``kind``, as its source does."""
+        # The writer gives FP32 outputs; the source of a lifted model declares a reduced one.
         exact = self.fresh(f"{name}__exact")
         _rename(graph, name, exact)
         maker = next((n for n in graph.node if exact in n.output), None)
@@ -80,11 +81,6 @@ class _TypedRewriter(Rewriter):
         output = next(o for o in graph.output if o.name == name)
         output.type.tensor_type.elem_type = kind
 
-    def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
-        if node.op_type in TYPE_AGNOSTIC and is_standard(node):
-            return str(node.input[slot])
-        return super().read_slot(frame, node, slot, wanted)
-
     def convert(self, frame: Frame, name: str, precision: Precision) -> str:
         version = self.fresh(f"{name}__{precision}")
         self._cast(frame, name, version, STORAGE_TYPE.get(precision, FLOAT))
@@ -94,6 +90,7 @@ class _TypedRewriter(Rewriter):
         return STORAGE_TYPE[precision]
 
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
+        # A reduced Cast to FP32 casts to the reduced type at once.
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to":
                 attribute.i = STORAGE_TYPE[precision]

@@ -42,7 +42,13 @@ from bisect_trt.model.lifted import load_source
 from bisect_trt.model.load import LoadedModel
 from bisect_trt.model.lookups import FLOATS
 from bisect_trt.model.lost_constants import weight_findings
-from bisect_trt.model.outputs import decided_outputs, judged_part, names_of, tail_outputs, words
+from bisect_trt.model.outputs import (
+    decided_outputs,
+    judged_part,
+    judged_part_sentence,
+    names_of,
+    tail_outputs,
+)
 from bisect_trt.model.roundings import list_movers
 from bisect_trt.runners.ort_session import reference_session, run_all
 from bisect_trt.runners.reference import Lookups, Reference
@@ -292,7 +298,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         kind = "lifted" if lifted.reduced else "stored-reduced"
         findings.append(Finding(kind, "", lifted.sentence))
     if outputs:
-        findings.append(Finding("judged-part", outputs[0], words(outputs, cut_at)))
+        findings.append(Finding("judged-part", outputs[0], judged_part_sentence(outputs, cut_at)))
     findings += counted
     if replaced:
         message = (
