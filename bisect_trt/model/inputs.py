@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from bisect_trt.base.display import counted
 from bisect_trt.base.errors import BadInputError
+from bisect_trt.model.walk import fed_inputs
 
 _BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
 """Names that exporters give to the batch axis."""
@@ -36,11 +37,8 @@ def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
     Raises:
         BadInputError: an input is a sequence or an optional.
     """
-    given = {t.name for t in model.graph.initializer}
     specs = []
-    for value in model.graph.input:
-        if value.name in given:
-            continue
+    for value in fed_inputs(model.graph):
         if not value.type.HasField("tensor_type"):
             raise BadInputError(
                 f"model: input {value.name!r} is no tensor; sequences and optionals cannot be fed "

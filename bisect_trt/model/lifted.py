@@ -23,7 +23,7 @@ from bisect_trt.model.load import LoadedModel, load_model
 from bisect_trt.model.precision_rules import FLOAT, MOVES, STORAGE_TYPE, is_standard
 from bisect_trt.model.tensor_types import Scope, infer_types
 from bisect_trt.model.tensor_values import all_tensors, array_of
-from bisect_trt.model.walk import replace_nodes, subgraphs, tensor_names, unused
+from bisect_trt.model.walk import fed_inputs, replace_nodes, subgraphs, tensor_names, unused
 
 _NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "softmax_precision"})
 """Attributes that name an element type."""
@@ -178,13 +178,11 @@ class _Lift:
             if tensor.data_type == self._kind:
                 values = np.asarray(array_of(tensor)).astype(np.float32).reshape(tensor.dims)
                 tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-        initialised = {t.name for t in graph.initializer}
-        low = [
-            value.name
-            for value in graph.input
-            if value.name not in initialised and value.type.tensor_type.elem_type == self._kind
-        ]
-        fed = {name: self._fresh(f"{name}__fp32") for name in low}
+        fed = {
+            value.name: self._fresh(f"{value.name}__fp32")
+            for value in fed_inputs(graph)
+            if value.type.tensor_type.elem_type == self._kind
+        }
         # An output that is an input too keeps its type.
         kept = onnx.GraphProto()
         kept.output.extend(o for o in graph.output if o.name in fed)
@@ -207,7 +205,7 @@ class _Lift:
         ]
         replace_nodes(graph, [*casts, *graph.node])
         for value in graph.input:
-            if value.name in initialised:
+            if value.name not in fed:
                 self._retype(value.type)
         return frozenset(fed.values())
 

@@ -6,12 +6,12 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from bisect_trt.model.layers import Layer, with_unique_names
-from bisect_trt.model.precision_rules import FLOAT, MOVES, TYPE_AGNOSTIC, is_standard
+from bisect_trt.model.precision_rules import FLOAT, FLOATS, MOVES, TYPE_AGNOSTIC, is_standard
 from bisect_trt.model.tensor_types import Scope
-from bisect_trt.model.walk import drop_unread, part_of, tensors_read, unused
+from bisect_trt.model.walk import drop_unread, fed_inputs, part_of, tensors_read, unused
 
 _DECIDES = frozenset({"Equal", "NonZero", "OneHot"})
 """Operators whose result jumps when a value changes by any amount."""
@@ -22,17 +22,14 @@ _COMPUTES_WHOLE = frozenset(
 )
 """Arithmetic on indices (row * width + column) before they are cast."""
 
-FLOATS = frozenset({FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-
 
 def discrete_inputs(graph: onnx.GraphProto, types: Scope) -> frozenset[str]:
     """The float inputs that become integers or truth values, such as ids, coordinates and masks.
 
     Operators that move values or compute whole numbers may stand between.
     """
-    initialised = {t.name for t in graph.initializer}
     # The inputs that a tensor's values come from: several behind a Concat.
-    source = {i.name: frozenset({i.name}) for i in graph.input if i.name not in initialised}
+    source = {i.name: frozenset({i.name}) for i in fed_inputs(graph)}
     found: set[str] = set()
     for node in filter(is_standard, graph.node):
         read = frozenset[str]().union(*(source.get(name, ()) for name in node.input))
@@ -68,10 +65,9 @@ def list_lookups(
     """
     graph = model.graph
     by_index = {layer.index: layer for layer in layers}
-    initialised = {t.name for t in graph.initializer}
     # Tensors computed from values of the inputs. Shapes are left out: a perturbed size would be
     # another size.
-    from_inputs = {i.name for i in graph.input} - initialised
+    from_inputs = {i.name for i in fed_inputs(graph)}
     rounded: set[str] = set()
     taken = {name for node in graph.node for name in (*node.input, *node.output)} | from_inputs
     gathered, cast = [], []

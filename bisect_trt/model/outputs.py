@@ -13,10 +13,10 @@ from bisect_trt.base.display import some_of
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.layers import node_names
-from bisect_trt.model.lookups import FLOATS
 from bisect_trt.model.patterns import find_patterns
 from bisect_trt.model.precision_rules import (
     FLOAT,
+    FLOATS,
     STORAGE_TYPE,
     TYPE_AGNOSTIC,
     is_standard,

@@ -20,7 +20,7 @@ from bisect_trt.model.layers import Kind, Role, node_names, role_of
 from bisect_trt.model.precision_rules import FLOAT, TYPE_AGNOSTIC, is_standard
 from bisect_trt.model.tensor_types import Scope
 from bisect_trt.model.tensor_values import Constants, rounded_tensor
-from bisect_trt.model.walk import drop_unread, every_node, tensor_names, without_graph
+from bisect_trt.model.walk import drop_unread, every_node, fed_inputs, tensor_names, without_graph
 
 
 @dataclass
@@ -160,9 +160,7 @@ class Rewriter(ABC):
         body_precision: Precision | None,
     ) -> None:
         target.name, target.doc_string = source.name or "graph", source.doc_string
-        # An input with a default becomes a constant, as in an engine.
-        initialised = {t.name for t in source.initializer}
-        target.input.extend(i for i in source.input if i.name not in initialised)
+        target.input.extend(fed_inputs(source))
         target.output.extend(source.output)
         target.initializer.extend(source.initializer)
         target.sparse_initializer.extend(source.sparse_initializer)

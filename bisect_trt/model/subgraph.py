@@ -20,7 +20,7 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.precision_rules import RANDOM, TYPE_AGNOSTIC, is_standard
 from bisect_trt.model.tensor_types import UNKNOWN
-from bisect_trt.model.walk import subgraphs, tensors_read, without_graph
+from bisect_trt.model.walk import fed_inputs, subgraphs, tensors_read, without_graph
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Extractor:
         constant = {i for i, n in self._ids.items() if n.op_type == "Constant" and is_standard(n)}
         self._constants = {self._ids[i].output[0]: self._ids[i] for i in constant}
         self._maker = {name: i for i, n in self._ids.items() for name in n.output if name}
-        self._declared = {v.name: v for v in source.input if v.name not in self._initialisers}
+        self._declared = {v.name: v for v in fed_inputs(source)}
         self.nodes = tuple(i for i in self._ids if i not in constant)
         self._static = self._from_shapes_and_constants()
 

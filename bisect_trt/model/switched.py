@@ -23,6 +23,7 @@ from bisect_trt.model.tensor_types import UNKNOWN, Scope
 from bisect_trt.model.walk import (
     captured_names,
     drop_unread,
+    fed_inputs,
     operators,
     tensors_read,
     without_graph,
@@ -65,18 +66,6 @@ class Segment:
     weights: Mapping[str, Weight]
 
 
-@dataclass(frozen=True)
-class _Use:
-    """A node that reads a float tensor: its index, and the slots that it may read reduced.
-
-    ``otherwise`` says that it also reads the tensor in other ways.
-    """
-
-    reader: int
-    reduced: tuple[int, ...]
-    otherwise: bool
-
-
 def to_switched(graph: Graph, low: Precision, pin: Precision, *, selects: bool = False) -> Segment:
     """The model in which each layer may run at ``low`` or at ``pin``, as one segment.
 
@@ -101,21 +90,13 @@ class _Writer:
         self._graph = self._model.graph
         self._flags: dict[str, Flag] = {}
         self._weights: dict[str, Weight] = {}
-        # The results that a switch rounds; a body's results are rounded inside.
-        self._switched = {
-            r.tensor
-            for node, roundings in zip(self._source.node, self._reduced, strict=True)
-            for r in roundings.results.values()
-            if node.op_type not in CONTROL_FLOW
-        }
-        self._uses = self._find_uses()
+        self._only_readers = self._find_only_readers()
         casts = (n for n in self._source.node if n.op_type == "Cast" and is_standard(n))
         self._cast = {name for node in casts for name in node.output}
 
     def write(self) -> Segment:
         graph, source = self._graph, self._source
-        initialised = {t.name for t in source.initializer}
-        graph.input.extend(i for i in source.input if i.name not in initialised)
+        graph.input.extend(fed_inputs(source))
         graph.output.extend(source.output)
         graph.initializer.extend(source.initializer)
         for index, node in enumerate(source.node):
@@ -153,7 +134,7 @@ class _Writer:
             new.output[rounding.slot] = raws[rounding.tensor]
         self._append(index, new, node)
         for rounding in switched:
-            reader = self._only_reader(rounding.tensor)
+            reader = self._only_readers.get(rounding.tensor)
             # One rounding serves the layer that gives the tensor and the only one that reads it.
             on = (
                 (rounding.layer,)
@@ -183,7 +164,7 @@ class _Writer:
             s for s, n in enumerate(node.input) if n and self._original.types.type_of(n) == FLOAT
         }
         moves = node.op_type in MOVES and is_standard(node) and read.issubset(operands)
-        return moves and self._only_reader(tensor) is None
+        return moves and tensor not in self._only_readers
 
     def _operand(self, index: int, by_low: Rounding | None, by_pin: Rounding | None) -> str:
         """The name of an operand as layer ``index`` reads it; one of the roundings is not None."""
@@ -198,7 +179,7 @@ class _Writer:
             shape = self._original.float_constants[tensor].shape
             self._graph.input.append(helper.make_tensor_value_info(name, FLOAT, shape))
             return name
-        if by_pin is None and self._only_reader(tensor) == index:
+        if by_pin is None and self._only_readers.get(tensor) == index:
             return tensor  # the switch at its maker rounds it for this layer
         version = self._rounder.fresh(f"{tensor}__{low}")
         makers = (rounding.maker,) if rounding.maker and low.is_storage else ()
@@ -266,34 +247,34 @@ class _Writer:
         roles = (self._original.role(index, p) for p in (self._low, self._pin))
         return any(role.kind is Kind.LAYER for role in roles)
 
-    def _only_reader(self, tensor: str) -> int | None:
-        """The index of the only reader of ``tensor``, if it reads nothing but the reduced form."""
+    def _find_only_readers(self) -> dict[str, int]:
+        """By tensor that a switch rounds, its only reader if that reads only the reduced form."""
         # Rounding for such a reader can move to the node that makes the tensor.
-        uses = self._uses.get(tensor, [])
-        if (
-            len(uses) != 1
-            or uses[0].otherwise
-            or tensor in self._original.outputs
-            or tensor not in self._switched
-        ):
-            return None
-        # A pinned reader in TF32 rounds the operand too, which the maker's switch cannot do.
-        reader = uses[0].reader
-        split = any(s in self._pinned[reader].operands for s in uses[0].reduced)
-        return None if split else reader
-
-    def _find_uses(self) -> Mapping[str, list[_Use]]:
-        uses: dict[str, list[_Use]] = {}
+        readers: dict[str, list[int]] = {}
         for index, node in enumerate(self._source.node):
-            captured = captured_names(node)
             for tensor in tensors_read(node):
-                slots = [slot for slot, name in enumerate(node.input) if name == tensor]
-                reduced = tuple(s for s in slots if s in self._reduced[index].operands)
-                # Bodies round what they read themselves.
-                inside = tensor in captured or node.op_type in CONTROL_FLOW
-                use = _Use(index, reduced, otherwise=inside or len(reduced) < len(slots))
-                uses.setdefault(tensor, []).append(use)
-        return uses
+                readers.setdefault(tensor, []).append(index)
+        found = {}
+        # Results of a body are rounded inside.
+        switched = {
+            r.tensor
+            for node, roundings in zip(self._source.node, self._reduced, strict=True)
+            for r in roundings.results.values()
+            if node.op_type not in CONTROL_FLOW
+        }
+        for tensor in switched.difference(self._original.outputs):
+            if len(readers.get(tensor, ())) != 1:
+                continue
+            index = readers[tensor][0]
+            node = self._source.node[index]
+            slots = {slot for slot, name in enumerate(node.input) if name == tensor}
+            # Bodies round what they read themselves. A pinned reader in TF32 rounds the operand
+            # too, which the maker's switch cannot do.
+            inside = node.op_type in CONTROL_FLOW or tensor in captured_names(node)
+            low, pin = self._reduced[index].operands.keys(), self._pinned[index].operands.keys()
+            if not inside and slots <= low and slots.isdisjoint(pin):
+                found[tensor] = index
+        return found
 
 
 SEGMENTS = 16
@@ -306,7 +287,8 @@ def cut(whole: Segment, graph: Graph, segments: int = SEGMENTS) -> Iterator[Segm
     wanted = min(segments, len(nodes) // 48)  # with fewer nodes the calls cost more than they save
     # Constants are copied into segments, so that none of them can give one as an output.
     made = {name for node in nodes if not _is_constant(node) for name in node.output if name}
-    if wanted < 2 or not made.issuperset(graph.outputs):
+    # A Scan needs the ranks of what it scans, which ONNX Runtime does not infer across segments.
+    if wanted < 2 or not made.issuperset(graph.outputs) or "Scan" in operators(nodes):
         yield whole
         return
     yield from _Cutter(whole, graph).segments(wanted)
@@ -383,11 +365,8 @@ class _Cutter:
                 changes[last + 1] -= weight
         return list(accumulate(changes))
 
-    def _declared(self, name: str, *, ranked: bool) -> onnx.ValueInfoProto:
-        """The declaration of ``name`` with its type, and with its rank if ``ranked``."""
-        rank = self._graph.types.ranks.get(name) if ranked else None
-        shape = None if rank is None else [None] * rank
-        return helper.make_tensor_value_info(name, self._type_of(name), shape)
+    def _declared(self, name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, self._type_of(name), None)
 
     def _type_of(self, name: str) -> int:
         types = self._graph.types.types
@@ -399,10 +378,6 @@ class _Cutter:
         reads = dict.fromkeys(t for names in self._reads[start:end] for t in names)
         flags = {t: f for t in reads if (f := self._whole.flags.get(t))}
         weights = {t: w for t in reads if (w := self._whole.weights.get(t))}
-        # Shapes in the body of a Scan need the ranks of what it scans, which ONNX Runtime does not
-        # infer through roundings.
-        scans = (n for n in self._nodes[start:end] if "Scan" in operators([n]))
-        scanned = dict.fromkeys(t for n in scans for t in captured_names(n))
         takes = []
         for name in reads:
             if name in self._inputs:
@@ -410,18 +385,13 @@ class _Cutter:
                 if name not in flags and name not in weights:
                     takes.append(name)
             elif self._made_at.get(name, end) < start:
-                graph.input.append(self._declared(name, ranked=name in scanned))
+                graph.input.append(self._declared(name))
                 takes.append(name)
         graph.initializer.extend(self._initialisers[t] for t in reads if t in self._initialisers)
         graph.node.extend(self._constants[t] for t in reads if t in self._constants)
         graph.node.extend(self._nodes[start:end])
-        inside = (t for t in scanned if self._made_at.get(t, -1) >= start)
-        graph.value_info.extend(self._declared(t, ranked=True) for t in inside)
         made = (t for node in self._nodes[start:end] for t in node.output if t)
         gives = [t for t in made if self._last_read.get(t, -1) >= end]
         for name in gives:
-            graph.output.append(
-                self._outputs.get(name)
-                or helper.make_tensor_value_info(name, self._type_of(name), None)
-            )
+            graph.output.append(self._outputs.get(name) or self._declared(name))
         return Segment(target, tuple(takes), tuple(gives), flags, weights)

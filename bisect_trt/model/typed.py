@@ -11,7 +11,7 @@ from bisect_trt.model.layers import Role
 from bisect_trt.model.opsets import with_bf16_operators, with_new_nodes_pinned
 from bisect_trt.model.precision_rules import FLOAT, STORAGE_TYPE
 from bisect_trt.model.rewriter import Frame, Rewriter
-from bisect_trt.model.walk import every_node, names_read
+from bisect_trt.model.walk import drop_unread, every_node
 
 
 def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelProto:
@@ -51,7 +51,7 @@ class _TypedRewriter(Rewriter):
         model = super().rewrite()
         for name, kind in self.source.stored_outputs.items():
             self._store_output(model.graph, name, kind)
-        _drop_unread_casts(model.graph, self._lifting)
+        drop_unread(model.graph, self._lifting)
         return model
 
     def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
@@ -120,14 +120,6 @@ class _TypedRewriter(Rewriter):
         frame.graph.node.append(
             helper.make_node("Cast", [source], [target], self.fresh(f"cast_{target}"), to=elem_type)
         )
-
-
-def _drop_unread_casts(graph: onnx.GraphProto, casts: set[str]) -> None:
-    """Removes the Casts that give one of ``casts`` if nothing reads it."""
-    casts = casts - names_read(graph)
-    unread = [n for n in graph.node if n.op_type == "Cast" and n.output[0] in casts]
-    for node in unread:
-        graph.node.remove(node)
 
 
 def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:

@@ -20,6 +20,12 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
             yield attribute.name, attribute.g
 
 
+def fed_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """The inputs without an initialiser; those with one are constants, as in an engine."""
+    initialised = {t.name for t in graph.initializer}
+    return [i for i in graph.input if i.name not in initialised]
+
+
 def every_node(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """``nodes`` and the nodes of their bodies, each before its bodies."""
     for node in nodes:
@@ -75,12 +81,16 @@ def names_read(graph: onnx.GraphProto) -> set[str]:
     return {o.name for o in graph.output}.union(*map(tensors_read, graph.node))
 
 
-def drop_unread(graph: onnx.GraphProto, converted: set[str]) -> None:
-    """Removes the constants among ``converted`` that no node and no output reads."""
-    if not converted:
+def drop_unread(graph: onnx.GraphProto, names: set[str]) -> None:
+    """Removes the constants and Casts among ``names`` that no node and no output reads."""
+    if not names:
         return
-    unread = converted - names_read(graph)
-    kept = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in unread)]
+    unread = names - names_read(graph)
+    kept = [
+        node
+        for node in graph.node
+        if node.op_type not in ("Constant", "Cast") or node.output[0] not in unread
+    ]
     if len(kept) < len(graph.node):
         replace_nodes(graph, kept)
     remove_initialisers(graph, unread)

@@ -40,7 +40,6 @@ from bisect_trt.model.layernorm import Fused, fuse_layernorm
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.lifted import load_source
 from bisect_trt.model.load import LoadedModel
-from bisect_trt.model.lookups import FLOATS
 from bisect_trt.model.lost_constants import weight_findings
 from bisect_trt.model.outputs import (
     decided_outputs,
@@ -49,6 +48,7 @@ from bisect_trt.model.outputs import (
     names_of,
     tail_outputs,
 )
+from bisect_trt.model.precision_rules import FLOATS
 from bisect_trt.model.roundings import list_movers
 from bisect_trt.runners.ort_session import reference_session, run_all
 from bisect_trt.runners.reference import Lookups, Reference
