@@ -206,6 +206,7 @@ def to_emulated(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.Mod
 
 def rounding_model(precision: Precision) -> onnx.ModelProto:
     """A model that rounds its FP32 input ``x`` of any shape to ``precision`` as ``y``."""
+    # Without a shape, so that one session rounds tensors of any rank.
     value = [helper.make_tensor_value_info(n, FLOAT, None) for n in ("x", "y")]
     target = helper.make_graph([], "rounding", value[:1], value[1:])
     rewriter = EmulationRewriter(Graph(onnx.ModelProto()), PrecisionPlan(precision))

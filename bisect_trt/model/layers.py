@@ -129,6 +129,7 @@ def role_of(node: onnx.NodeProto, scope: Scope, opset: int, precision: Precision
     kept = _role(Kind.KEPT, float_in=float_in)
     if not float_out or not is_standard(node) or precision is Precision.FP32:
         return kept
+    # A plan reduces a body as a whole: engines report no layers inside by name.
     if node.op_type in CONTROL_FLOW:
         if precision is not Precision.TF32:
             return _role(Kind.LAYER, float_in, float_out, float_in)

@@ -237,6 +237,7 @@ class _Lift:
         self, node: onnx.NodeProto, scope: Scope, fed: Mapping[str, str]
     ) -> list[onnx.NodeProto]:
         """``node``, of a custom domain, between Casts that keep the types of its export."""
+        # A kernel or plugin of another domain may exist for the reduced type alone.
         source = {lifted: name for name, lifted in fed.items()}
         before, after = [], []
         for slot, name in enumerate(node.input):

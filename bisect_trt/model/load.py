@@ -84,6 +84,7 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
     functions = bool(model.functions)
     model = normalised(model, str(path))
     side_files = _resolve_external_data(model, path)
+    # Hashed last: gigabytes take seconds, and a damaged model is refused without them.
     digest = _digest(path, *side_files)
     return LoadedModel(model, digest, path, tuple(side_files), written_out=functions)
 
@@ -274,6 +275,7 @@ def normalised(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
         x.domain == _LONG_DOMAIN for x in (*every_node(plain.graph.node), *plain.opset_import)
     )
     unsorted = not all(map(_in_order, _graphs(plain.graph)))
+    # Most models are as they should be, and a copy would take their size again.
     if not renames and not unsorted:
         return plain
     if plain is model:  # the caller's model stays unchanged

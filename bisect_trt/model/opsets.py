@@ -103,6 +103,7 @@ def _keep_old_resize(node: onnx.NodeProto) -> None:
 
 def has_bf16(op_type: str, opset: int) -> bool:
     """False if ``op_type`` has a BF16 form in opset 22 but none in ``opset``."""
+    # Older schemas of some operators lack the type although nothing else changed.
     schema, later = schema_of(op_type, opset), schema_of(op_type, HAVE_BF16)
     if schema is None or later is None:
         return True

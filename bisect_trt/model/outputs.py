@@ -108,6 +108,7 @@ def tail_outputs(model: onnx.ModelProto, *, of_rows: bool) -> tuple[list[str], l
     for index, node in enumerate(nodes):
         follows = not behind.isdisjoint(tensors_read(node))
         selects_rows = of_rows and node.op_type == "NonMaxSuppression" and is_standard(node)
+        # Rows that an NMS selects change places when a score changes by a last bit.
         at_fault = selects_rows or _is_unknown(node, opset)
         if at_fault and not follows:
             first.append(index)

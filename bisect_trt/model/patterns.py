@@ -37,6 +37,7 @@ def find_patterns(model: onnx.ModelProto | Graph) -> list[Pattern]:
     source = as_graph(model)
     ids = {o: n for node, n in source.named_nodes() for o in node.output}
     order = {name: position for position, name in enumerate(dict.fromkeys(ids.values()))}
+    # Without weights, which graphsurgeon would copy into arrays.
     graph = gs.import_onnx(_light(source.proto))
     found = []
     for node in graph.nodes:

@@ -194,6 +194,7 @@ class _ScratchFile:
 
     def __init__(self, opened: ExitStack, model: onnx.ModelProto) -> None:
         self._opened = opened
+        # Up to protobuf's limit values may stay in the message.
         self._too_large = held_size(model) >= PROTOBUF_LIMIT_BYTES
         self._stream: IO[bytes] | None = None
         self._folder: Path | None = None

@@ -119,6 +119,7 @@ def inference_bytes(graph: Graph, inputs: Inputs) -> int | None:
         made = [o for node in graph.proto.graph.node for o in node.output if o]
         sizes = _sizes(graph, inputs)
         counted = sum(sizes.get(name, 0) > 0 for name in made)
+        # Tensors of unknown shape count like the mean of the known ones.
         enough = 2 * counted > len(made)
         by_inputs[key] = live_bytes(graph, inputs) * len(made) // counted if enough else None
     found: int | None = by_inputs[key]
@@ -167,6 +168,7 @@ def _peak_live(
     for index, names in enumerate(reads):
         for name in names:
             last_read[name] = max(last_read.get(name, index), index)
+    # Weights are left out: they are in memory once, whatever runs.
     live = sum(sizes.get(name, 0) for name in given)
     peak = live
     for index, node in enumerate(nodes):

@@ -106,6 +106,7 @@ class Extractor:
         """``subgraph`` as a model; a subgraph of all nodes is the source under unique names."""
         if subgraph.kept.issuperset(self.nodes):
             return with_unique_names(self.graph.proto)
+        # Recorded values give the types and sizes of the inputs that the model does not declare.
         border = self.border(subgraph)
         inputs = [self._declared.get(n) or _value(n, values[n]) for n in border.inputs]
         frozen = [numpy_helper.from_array(np.asarray(values[n]), n) for n in border.constants]

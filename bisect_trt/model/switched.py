@@ -361,6 +361,7 @@ class _Cutter:
             last = self._last_read.get(name, made)
             if last > made:
                 weight = 1 if self._type_of(name) != UNKNOWN else self._untyped
+                # Summed up, the changes give the tensors alive at each place in one pass.
                 changes[made + 1] += weight
                 changes[last + 1] -= weight
         return list(accumulate(changes))

@@ -18,8 +18,8 @@ UNKNOWN = TensorProto.UNDEFINED
 _TYPES = {f"tensor({name.lower()})": value for name, value in TensorProto.DataType.items()}
 """ONNX's element types by their names in operator schemas."""
 
-SMALL_CONSTANT_ELEMENTS = 1024
-"""Constants of up to this many elements stay in a skeleton."""
+SMALL_CONSTANT_ELEMENTS = 64
+"""Constants of up to this many elements stay in a skeleton: shapes, axes, pads, scales."""
 
 
 @dataclass
@@ -106,6 +106,7 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
         if large is None:
             graph.node.append(node)
             continue
+        # Inference copies the model, which takes as long as its weights are large.
         # An Identity in its place keeps the indices of the nodes.
         taken = taken or tensor_names(source)
         stand_in = unused(f"{node.output[0]}__value", taken)

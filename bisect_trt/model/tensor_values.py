@@ -187,6 +187,7 @@ def rounded_values(
     def fill(part: slice) -> None:
         target[part] = _rounded(source[part], precision, dtype)
 
+    # Rounding needs several arrays of a block's size at a time.
     for _ in in_order(fill, slices(source.size, BLOCK // 4)):
         pass
     return found

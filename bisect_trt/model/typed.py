@@ -100,6 +100,7 @@ class _TypedRewriter(Rewriter):
             frame.state[name] = precision
             if name in frame.outputs and frame.parent is None:  # a graph output keeps its type
                 node.output[slot] = self.fresh(f"{name}__{precision}")
+                # Reduced readers take the tensor before the cast, the others the output itself.
                 frame.versions[(name, precision)] = node.output[slot]
                 frame.versions[(name, Precision.FP32)] = name
                 back_to_float.append((node.output[slot], name))

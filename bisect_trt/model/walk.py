@@ -59,6 +59,7 @@ def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
             for name in inner.input:
                 if name and name not in inside:
                     found.setdefault(name)
+            # A name is captured only if no graph between defines it.
             for _, body in subgraphs(inner):
                 visit(body, frozenset(inside))
             inside.update(inner.output)
