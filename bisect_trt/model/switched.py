@@ -5,7 +5,7 @@ It can be cut into segments that run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -24,7 +24,6 @@ from bisect_trt.model.walk import (
     captured_names,
     drop_unread,
     fed_inputs,
-    operators,
     tensors_read,
     without_graph,
 )
@@ -277,6 +276,20 @@ class _Writer:
         return found
 
 
+def is_switch(node: onnx.NodeProto, flags: Collection[str]) -> bool:
+    """Whether ``node`` branches to one of two roundings of a tensor."""
+    return (
+        node.op_type == "If"
+        and node.input[0] in flags
+        and len(node.output) == 1
+        and all(
+            n.op_type in ("Identity", "Cast", "Mul", "Sub")
+            for a in node.attribute
+            for n in a.g.node
+        )
+    )
+
+
 SEGMENTS = 16
 """The number of segments that a model is cut into at most."""
 
@@ -287,8 +300,7 @@ def cut(whole: Segment, graph: Graph, segments: int = SEGMENTS) -> Iterator[Segm
     wanted = min(segments, len(nodes) // 48)  # with fewer nodes the calls cost more than they save
     # Constants are copied into segments, so that none of them can give one as an output.
     made = {name for node in nodes if not _is_constant(node) for name in node.output if name}
-    # A Scan needs the ranks of what it scans, which ONNX Runtime does not infer across segments.
-    if wanted < 2 or not made.issuperset(graph.outputs) or "Scan" in operators(nodes):
+    if wanted < 2 or not made.issuperset(graph.outputs):
         yield whole
         return
     yield from _Cutter(whole, graph).segments(wanted)
@@ -337,13 +349,11 @@ class _Cutter:
         found = set[int]()
         for number in range(1, wanted):
             even = round(number * length)
-            # A cut may be a quarter of a segment off, which hardly changes what it saves.
             near = range(
                 max(1, even - int(length / 4)),
                 min(count, even + int(length / 4) + 1),
             )
             best = min(near, key=lambda place: (alive[place], abs(place - even)), default=even)
-            # No place near has typed tensors only: these two segments stay one.
             if alive[best] < self._untyped:
                 found.add(best)
         return sorted(found)
@@ -361,13 +371,15 @@ class _Cutter:
             last = self._last_read.get(name, made)
             if last > made:
                 weight = 1 if self._type_of(name) != UNKNOWN else self._untyped
-                # Summed up, the changes give the tensors alive at each place in one pass.
                 changes[made + 1] += weight
                 changes[last + 1] -= weight
         return list(accumulate(changes))
 
-    def _declared(self, name: str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, self._type_of(name), None)
+    def _declared(self, name: str, *, ranked: bool) -> onnx.ValueInfoProto:
+        """The declaration of ``name`` with its type, and with its rank if ``ranked``."""
+        rank = self._graph.types.ranks.get(name) if ranked else None
+        shape = None if rank is None else [None] * rank
+        return helper.make_tensor_value_info(name, self._type_of(name), shape)
 
     def _type_of(self, name: str) -> int:
         types = self._graph.types.types
@@ -379,6 +391,10 @@ class _Cutter:
         reads = dict.fromkeys(t for names in self._reads[start:end] for t in names)
         flags = {t: f for t in reads if (f := self._whole.flags.get(t))}
         weights = {t: w for t in reads if (w := self._whole.weights.get(t))}
+        # Shapes in the body of a Scan need the ranks of what it scans, which ONNX Runtime does not
+        # infer through roundings.
+        bodies = (n for n in self._nodes[start:end] if not is_switch(n, flags))
+        scanned = dict.fromkeys(t for n in bodies for t in captured_names(n))
         takes = []
         for name in reads:
             if name in self._inputs:
@@ -386,13 +402,18 @@ class _Cutter:
                 if name not in flags and name not in weights:
                     takes.append(name)
             elif self._made_at.get(name, end) < start:
-                graph.input.append(self._declared(name))
+                graph.input.append(self._declared(name, ranked=name in scanned))
                 takes.append(name)
         graph.initializer.extend(self._initialisers[t] for t in reads if t in self._initialisers)
         graph.node.extend(self._constants[t] for t in reads if t in self._constants)
         graph.node.extend(self._nodes[start:end])
+        inside = (t for t in scanned if self._made_at.get(t, -1) >= start)
+        graph.value_info.extend(self._declared(t, ranked=True) for t in inside)
         made = (t for node in self._nodes[start:end] for t in node.output if t)
         gives = [t for t in made if self._last_read.get(t, -1) >= end]
         for name in gives:
-            graph.output.append(self._outputs.get(name) or self._declared(name))
+            graph.output.append(
+                self._outputs.get(name)
+                or helper.make_tensor_value_info(name, self._type_of(name), None)
+            )
         return Segment(target, tuple(takes), tuple(gives), flags, weights)
