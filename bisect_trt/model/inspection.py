@@ -25,32 +25,15 @@ from bisect_trt.model.precision_rules import (
 )
 from bisect_trt.model.tensor_types import UNKNOWN
 
-_SQUARES = "sums of squares leave FP16's range"
-_DELICATE = {
-    "Pow": "squares leave FP16's range above 256",
-    "ReduceSum": "sums of many values leave FP16's range",
-    "ReduceSumSquare": _SQUARES,
-    "ReduceL2": _SQUARES,
-    "Exp": "leaves FP16's range above 11.09",
-    "Softplus": "its exponential leaves FP16's range",
-    "InstanceNormalization": "variances of large activations leave FP16's range",
-    "GridSample": "coordinates lose precision in FP16",
-    "CumSum": "a running sum accumulates rounding",
-}
-
 
 @dataclass(frozen=True)
 class Inspection:
-    """Facts on a model: ``suspects`` are delicate layers, ``kept`` float nodes that are no layers.
-
-    Both map a node's id to the reason.
-    """
+    """Facts on a model; ``kept`` gives the reason for each float node that is no layer."""
 
     model: str
     opset: int
     layers: tuple[Layer, ...]
     patterns: tuple[Pattern, ...]
-    suspects: dict[str, str]
     kept: dict[str, str]
     findings: tuple[Finding, ...]
     advice: tuple[str, ...]
@@ -65,7 +48,6 @@ class Inspection:
                 for x in self.layers
             ],
             "patterns": [vars(p) for p in self.patterns],
-            "suspects": self.suspects,
             "kept": self.kept,
             "findings": [vars(f) for f in self.findings],
             "advice": list(self.advice),
@@ -73,7 +55,7 @@ class Inspection:
 
 
 def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
-    """The layers, patterns, suspects, findings and advice for ``model`` at ``precision``."""
+    """The layers, patterns, findings and advice for ``model`` at ``precision``."""
     source = lifted_form(model)
     graph, lifted = source.graph, source.lifted
     # A reduced source is inspected in its own format, unless another than the default is chosen.
@@ -81,18 +63,12 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
         precision = lifted.precision
     layers = graph.layers_at(precision)
     patterns = find_patterns(graph)
-    suspects = {x.name: f"{x.op}: {_DELICATE[x.op]}" for x in layers if x.op in _DELICATE}
-    for pattern in patterns:
-        if pattern.decomposed and pattern.kind.endswith("Norm"):
-            why = f"part of a {pattern.kind} written out in primitive operators"
-            suspects |= dict.fromkeys(pattern.layers, why)
     raises = precision is Precision.BF16 and lacks_bf16({x.op for x in layers}, graph.opset)
     return Inspection(
         model.name,
         graph.opset,
         layers,
         tuple(patterns),
-        suspects,
         _kept_nodes(graph),
         (
             *([Finding("lifted", "", lifted.sentence)] if lifted is not None else []),
