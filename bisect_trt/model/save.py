@@ -54,11 +54,11 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
                 with draft.open("wb") as stream:
                     write_model(model, stream)
                 return
-            side = f"{path.name}.data"
+            side, inside = f"{path.name}.data", _types_inside(model)
             with (draft.parent / side).open("wb") as stream:
 
                 def put(tensor: TensorProto) -> None:
-                    if size_of(tensor) < MAPPED_BYTES:
+                    if size_of(tensor) < MAPPED_BYTES or tensor.data_type in inside:
                         take_in(tensor)
                     else:
                         _spill(tensor, stream, side)
@@ -92,6 +92,16 @@ def moved(model: onnx.ModelProto, move: Callable[[TensorProto], None]) -> onnx.M
     for tensor in all_tensors(copy.graph):
         move(tensor)
     return copy
+
+
+def _types_inside(model: onnx.ModelProto) -> frozenset[int]:
+    """The element types whose values must stay in the model: float64, if a message has room."""
+    # TensorRT's parser converts float64 to FP32, but refuses float64 in external files
+    # ("Unexpected size for the external weights", TensorRT for RTX 1.6.1.120). Transformers'
+    # RT-DETR has such tables.
+    doubles = (t for t in all_tensors(model.graph) if t.data_type == TensorProto.DOUBLE)
+    fits = 2 * sum(map(size_of, doubles)) < PROTOBUF_LIMIT_BYTES
+    return frozenset({TensorProto.DOUBLE} if fits else ())
 
 
 def _spill(tensor: TensorProto, stream: IO[bytes], location: str) -> None:
@@ -171,11 +181,14 @@ def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
         return
     with ExitStack() as opened:
         scratch_file = _ScratchFile(opened, model)
+        inside = _types_inside(model)
         links: dict[str, str] = {}
 
         def put(tensor: TensorProto) -> None:
             place = place_of(tensor)
-            if scratch_file.takes(tensor):
+            if tensor.data_type in inside:
+                take_in(tensor)
+            elif scratch_file.takes(tensor):
                 put_at(tensor, replace(scratch_file.move(tensor), path=_SCRATCH_NAME))
             elif place is not None:
                 # The parser looks for external data in the model's folder.
