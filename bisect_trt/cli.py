@@ -19,8 +19,9 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.model.inspection import inspect_model
 from bisect_trt.model.lifted import lifted_form, load_source
 from bisect_trt.model.load import load_model
+from bisect_trt.model.outputs import mark_outputs, select_tensors, with_ranks
 from bisect_trt.model.save import check_target, save_model, save_text
-from bisect_trt.model.typed import mark_outputs, select_tensors, to_typed, with_ranks
+from bisect_trt.model.typed import to_typed
 from bisect_trt.model.weak_typing import OF_FUNCTIONS, polygraphy_script, trtexec_arguments
 from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, run
 from bisect_trt.reduction.reduce import Reduced, result_folder

@@ -17,7 +17,7 @@ from bisect_trt.base.interrupt import (
 )
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision
-from bisect_trt.model.roundings import check_can_be_written
+from bisect_trt.model.opsets import check_can_be_written
 from bisect_trt.reduction.cures import Cures, cure_model
 from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import (

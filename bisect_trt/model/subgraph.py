@@ -18,7 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.precision_rules import RANDOM, TYPE_AGNOSTIC, is_standard
-from bisect_trt.model.tensor_types import UNKNOWN, tensors_read, without_graph
+from bisect_trt.model.tensor_types import UNKNOWN
+from bisect_trt.model.walk import fed_inputs, tensors_read, without_graph
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,10 @@ class Extractor:
         self._ids = dict(zip(graph.names, source.node, strict=True))
         self._reads = {i: tensors_read(node) for i, node in self._ids.items()}
         self._initialisers = {t.name: t for t in source.initializer}
-        self._sparse = {t.values.name: t for t in source.sparse_initializer}
         constant = {i for i, n in self._ids.items() if n.op_type == "Constant" and is_standard(n)}
         self._constants = {self._ids[i].output[0]: self._ids[i] for i in constant}
         self._maker = {name: i for i, n in self._ids.items() for name in n.output if name}
-        self._declared = {v.name: v for v in source.input if v.name not in self._initialisers}
+        self._declared = {v.name: v for v in fed_inputs(source)}
         self.nodes = tuple(i for i in self._ids if i not in constant)
         self._static = self._from_shapes_and_constants()
 
@@ -87,6 +87,7 @@ class Extractor:
                     (constants if name in self._static else inputs).setdefault(name)
         kept = (i for i in self.nodes if i in subgraph)
         made_in_order = (t for i in kept for t in self._ids[i].output if t)
+        # Tensors that nothing reads are given too, so that no node of the subgraph is dropped.
         outputs = [t for t in made_in_order if t in read_outside or t not in read]
         return Border(tuple(inputs), tuple(constants), tuple(outputs))
 
@@ -96,6 +97,7 @@ class Extractor:
         """``subgraph`` as a model; a subgraph of all nodes is the source under unique names."""
         if subgraph.issuperset(self.nodes):
             return with_unique_names(self.graph.proto)
+        # Recorded values give the types and sizes of the inputs that the model does not declare.
         border = self.border(subgraph)
         inputs = [self._declared.get(n) or _value(n, values[n]) for n in border.inputs]
         frozen = [numpy_helper.from_array(np.asarray(values[n]), n) for n in border.constants]
@@ -126,11 +128,7 @@ class Extractor:
         graph.input.extend(inputs)
         graph.initializer.extend(frozen)
         graph.initializer.extend(self._initialisers[n] for n in read if n in self._initialisers)
-        graph.sparse_initializer.extend(self._sparse[n] for n in read if n in self._sparse)
         graph.node.extend(self._constants[n] for n in read if n in self._constants)
-        graph.quantization_annotation.extend(
-            a for a in source.graph.quantization_annotation if a.tensor_name in read
-        )
         for node in kept:
             graph.node.append(self._ids[node])
             graph.node[-1].name = node  # the unique id
@@ -142,11 +140,12 @@ class Extractor:
         return target
 
     def _from_shapes_and_constants(self) -> frozenset[str]:
-        found = {*self._initialisers, *self._sparse, *self._constants}
+        found = {*self._initialisers, *self._constants}
         for node in self.nodes:
             proto = self._ids[node]
             # A Dropout in training mode is random too.
             is_random = proto.op_type in RANDOM or proto.op_type == "Dropout"
+            # A shape is the same in every run on one input, whatever the precision.
             fixed = found.issuperset(self._reads[node]) and not is_random
             if is_standard(proto) and (fixed or proto.op_type in TYPE_AGNOSTIC):
                 found.update(name for name in proto.output if name)

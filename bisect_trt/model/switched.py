@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx
 from onnx import TensorProto, helper
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.emulated import EmulationRewriter, guarded
-from bisect_trt.model.graph import Graph, drop_unread
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Kind
 from bisect_trt.model.precision_rules import CONTROL_FLOW, FLOAT, MOVES, is_standard
 from bisect_trt.model.rewriter import Frame
 from bisect_trt.model.roundings import Rounding, list_roundings
-from bisect_trt.model.tensor_types import (
-    Scope,
+from bisect_trt.model.tensor_types import Scope
+from bisect_trt.model.walk import (
     captured_names,
+    drop_unread,
+    fed_inputs,
     tensors_read,
     without_graph,
 )
@@ -58,18 +60,6 @@ class Switched:
     weights: Mapping[str, Weight]
 
 
-@dataclass(frozen=True)
-class _Use:
-    """A node that reads a float tensor: its index, and the slots that it may read reduced.
-
-    ``otherwise`` says that it also reads the tensor in other ways.
-    """
-
-    reader: int
-    reduced: tuple[int, ...]
-    otherwise: bool
-
-
 def to_switched(graph: Graph, low: Precision, pin: Precision, *, selects: bool = False) -> Switched:
     """The model in which each layer may run at ``low`` or at ``pin``.
 
@@ -88,31 +78,19 @@ class _Writer:
         self._original = graph
         self._reduced = list_roundings(graph, low)
         self._pinned = list_roundings(graph, pin)
-        self._rounders = {p: EmulationRewriter(graph, PrecisionPlan(p)) for p in (low, pin)}
-        self._rounder = self._rounders[low]
+        self._rounder = EmulationRewriter(graph, PrecisionPlan(low))
         self._rounder.claim_names()
-        self._rounders[pin].share_names(self._rounder)
         self._model = without_graph(model, min_ir_version=4)
         self._graph = self._model.graph
         self._flags: dict[str, Flag] = {}
         self._weights: dict[str, Weight] = {}
-        # The results that a switch rounds; a body's results are rounded inside.
-        self._switched = {
-            r.tensor
-            for node, roundings in zip(self._source.node, self._reduced, strict=True)
-            for r in roundings.results.values()
-            if node.op_type not in CONTROL_FLOW
-        }
-        self._uses = self._find_uses()
+        self._only_readers = self._find_only_readers()
         casts = (n for n in self._source.node if n.op_type == "Cast" and is_standard(n))
         self._cast = {name for node in casts for name in node.output}
-        # The flag that rounds a layer's result, possibly at an earlier node.
-        self._flag_of: dict[str, str] = {}
 
     def write(self) -> Switched:
         graph, source = self._graph, self._source
-        initialised = {t.name for t in source.initializer}
-        graph.input.extend(i for i in source.input if i.name not in initialised)
+        graph.input.extend(fed_inputs(source))
         graph.output.extend(source.output)
         graph.initializer.extend(source.initializer)
         for index, node in enumerate(source.node):
@@ -120,6 +98,7 @@ class _Writer:
                 self._choose_body(index, node)
             else:
                 self._choose_roundings(index, node)
+        # Float constants that layers read are fed as inputs; their initialisers may be unread now.
         drop_unread(graph, set(self._original.float_constants))
         switches = self._flags.keys() | self._weights.keys()
         takes = tuple(i.name for i in graph.input if i.name not in switches)
@@ -133,6 +112,7 @@ class _Writer:
         versions: dict[tuple[str, bool], str] = {}
         for slot in sorted({*low.operands, *pin.operands}):
             by_low, by_pin = low.operands.get(slot), pin.operands.get(slot)
+            # A slot that pinned layers round too needs another switch than one that they do not.
             key = (node.input[slot], by_pin is not None)
             if key not in versions:
                 versions[key] = self._operand(index, by_low, by_pin)
@@ -142,19 +122,21 @@ class _Writer:
             for rounding in low.results.values()
             if not self._is_rounded_before(index, node, rounding.tensor)
         ]
+        # As in the emulated model, the rounded tensor keeps the name.
         raws = {r.tensor: self._rounder.fresh(f"{r.tensor}__raw") for r in switched}
         for rounding in switched:
             new.output[rounding.slot] = raws[rounding.tensor]
         self._append(index, new, node)
         for rounding in switched:
-            reader = self._only_reader(rounding.tensor)
+            reader = self._only_readers.get(rounding.tensor)
+            # One rounding serves the layer that gives the tensor and the only one that reads it.
             on = (
                 (rounding.layer,)
                 if reader is None
                 else (rounding.layer, self._original.names[reader])
             )
-            raw, tensor = raws[rounding.tensor], rounding.tensor
-            self._flag_of[tensor] = self._switch(Flag(on), raw, tensor, self._low, Precision.FP32)
+            raw = raws[rounding.tensor]
+            self._switch(Flag(on), raw, rounding.tensor, self._low, Precision.FP32)
 
     def _append(self, index: int, new: onnx.NodeProto, source: onnx.NodeProto) -> None:
         """Appends ``new``, the rewritten ``source``."""
@@ -170,26 +152,13 @@ class _Writer:
 
     def _is_rounded_before(self, index: int, node: onnx.NodeProto, tensor: str) -> bool:
         """Whether the result ``tensor`` of ``node`` needs no switch of its own."""
-        # A node that only moves values gives rounded ones if it reads rounded ones. The rounding
-        # for its only reader then moves to its source, if the node is the only reader of that.
+        # A node that only moves values gives rounded ones if it reads rounded ones.
         operands = self._reduced[index].operands
         read = {
             s for s, n in enumerate(node.input) if n and self._original.types.type_of(n) == FLOAT
         }
-        if node.op_type not in MOVES or not is_standard(node) or not read.issubset(operands):
-            return False
-        reader = self._only_reader(tensor)
-        if reader is None:
-            return True
-        source = node.input[min(read)]
-        name = self._flag_of.get(source)
-        alone = len(read) == 1 and len(node.output) == 1 and self._only_reader(source) == index
-        if name is None or not alone:
-            return False
-        flag = self._flags[name]
-        self._flags[name] = replace(flag, on=(*flag.on, self._original.names[reader]))
-        self._flag_of[tensor] = name
-        return True
+        moves = node.op_type in MOVES and is_standard(node) and read.issubset(operands)
+        return moves and tensor not in self._only_readers
 
     def _operand(self, index: int, by_low: Rounding | None, by_pin: Rounding | None) -> str:
         """The name of an operand as layer ``index`` reads it; one of the roundings is not None."""
@@ -204,7 +173,7 @@ class _Writer:
             shape = self._original.float_constants[tensor].shape
             self._graph.input.append(helper.make_tensor_value_info(name, FLOAT, shape))
             return name
-        if by_pin is None and self._only_reader(tensor) == index:
+        if by_pin is None and self._only_readers.get(tensor) == index:
             return tensor  # the switch at its maker rounds it for this layer
         version = self._rounder.fresh(f"{tensor}__{low}")
         makers = (rounding.maker,) if rounding.maker and low.is_storage else ()
@@ -220,25 +189,26 @@ class _Writer:
         flag, bodies = self._flag(Flag((name,))), {}
         for branch, precision in (("then_branch", self._low), ("else_branch", self._pin)):
             body = onnx.GraphProto(name=branch)
-            rounder = self._rounders[precision]
-            rounder.rewrite_node(index, node, name, Frame(self._original.types, body, None))
+            frame = Frame(self._original.types, body, None)
+            self._rounder.rewrite_node(index, node, name, frame, precision)
             for slot, tensor in enumerate(node.output):
                 if tensor:
-                    body.node[-1].output[slot] = rounder.fresh(f"{tensor}__{branch}")
+                    body.node[-1].output[slot] = self._rounder.fresh(f"{tensor}__{branch}")
             body.output.extend(onnx.ValueInfoProto(name=o) for o in body.node[-1].output if o)
             bodies[branch] = body
         outputs = [o for o in node.output if o]
         self._graph.node.append(helper.make_node("If", [flag], outputs, name=name, **bodies))
 
-    def _switch(self, flag: Flag, source: str, target: str, low: Precision, pin: Precision) -> str:
-        """Appends a switch that rounds ``source`` to ``low`` or ``pin``; returns its flag."""
+    def _switch(self, flag: Flag, source: str, target: str, low: Precision, pin: Precision) -> None:
+        """Appends a switch that rounds ``source`` to ``low`` or ``pin``."""
         name, condition = self._rounder.fresh(f"switch_{target}"), self._flag(flag)
+        # An If runs one of its branches, so that an unused rounding costs nothing.
         if self._selects:
             choices = [self._rounded(self._graph, source, target, p) for p in (low, pin)]
             self._graph.node.append(
                 helper.make_node("Where", [condition, *choices], [target], name)
             )
-            return condition
+            return
         bodies = {}
         for branch, precision in (("then_branch", low), ("else_branch", pin)):
             body = onnx.GraphProto(name=branch)
@@ -249,7 +219,6 @@ class _Writer:
             body.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, None))
             bodies[branch] = body
         self._graph.node.append(helper.make_node("If", [condition], [target], name=name, **bodies))
-        return condition
 
     def _rounded(
         self, graph: onnx.GraphProto, source: str, target: str, precision: Precision
@@ -272,31 +241,31 @@ class _Writer:
         roles = (self._original.role(index, p) for p in (self._low, self._pin))
         return any(role.kind is Kind.LAYER for role in roles)
 
-    def _only_reader(self, tensor: str) -> int | None:
-        """The index of the only reader of ``tensor``, if it reads nothing but the reduced form."""
+    def _find_only_readers(self) -> dict[str, int]:
+        """By tensor that a switch rounds, its only reader if that reads only the reduced form."""
         # Rounding for such a reader can move to the node that makes the tensor.
-        uses = self._uses.get(tensor, [])
-        if (
-            len(uses) != 1
-            or uses[0].otherwise
-            or tensor in self._original.outputs
-            or tensor not in self._switched
-        ):
-            return None
-        # A pinned reader in TF32 rounds the operand too, which the maker's switch cannot do.
-        reader = uses[0].reader
-        split = any(s in self._pinned[reader].operands for s in uses[0].reduced)
-        return None if split else reader
-
-    def _find_uses(self) -> Mapping[str, list[_Use]]:
-        uses: dict[str, list[_Use]] = {}
+        readers: dict[str, list[int]] = {}
         for index, node in enumerate(self._source.node):
-            captured = captured_names(node)
             for tensor in tensors_read(node):
-                slots = [slot for slot, name in enumerate(node.input) if name == tensor]
-                reduced = tuple(s for s in slots if s in self._reduced[index].operands)
-                # Bodies round what they read themselves.
-                inside = tensor in captured or node.op_type in CONTROL_FLOW
-                use = _Use(index, reduced, otherwise=inside or len(reduced) < len(slots))
-                uses.setdefault(tensor, []).append(use)
-        return uses
+                readers.setdefault(tensor, []).append(index)
+        found = {}
+        # Results of a body are rounded inside.
+        switched = {
+            r.tensor
+            for node, roundings in zip(self._source.node, self._reduced, strict=True)
+            for r in roundings.results.values()
+            if node.op_type not in CONTROL_FLOW
+        }
+        for tensor in switched.difference(self._original.outputs):
+            if len(readers.get(tensor, ())) != 1:
+                continue
+            index = readers[tensor][0]
+            node = self._source.node[index]
+            slots = {slot for slot, name in enumerate(node.input) if name == tensor}
+            # Bodies round what they read themselves. A pinned reader in TF32 rounds the operand
+            # too, which the maker's switch cannot do.
+            inside = node.op_type in CONTROL_FLOW or tensor in captured_names(node)
+            low, pin = self._reduced[index].operands.keys(), self._pinned[index].operands.keys()
+            if not inside and slots <= low and slots.isdisjoint(pin):
+                found[tensor] = index
+        return found

@@ -21,7 +21,7 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.arrays import BLOCK, flat, slices
 from bisect_trt.metrics.rounding import rounded, to_storage
 from bisect_trt.model.precision_rules import is_standard
-from bisect_trt.model.tensor_types import subgraphs
+from bisect_trt.model.walk import subgraphs
 
 MAPPED_BYTES = 1 << 16
 """Bytes from which on a tensor stays in its external file; reading a small one is faster."""
@@ -115,6 +115,7 @@ def _mapped(place: Place, dtype: np.dtype[Any]) -> NDArray[Any]:
         count = place.length // dtype.itemsize
         if not count:
             return np.empty(0, dtype)
+        # A plain array: each slice of a memmap object costs microseconds more.
         return np.memmap(place.path, dtype, "r", place.offset, (count,)).view(np.ndarray)
     except (OSError, ValueError) as error:
         if is_out_of_memory(error):
@@ -156,6 +157,7 @@ def array_of(tensor: TensorProto) -> NDArray[Any]:
     place = place_of(tensor)
     if place is None:
         return numpy_helper.to_array(tensor)
+    # Two or four values share a byte, so that NumPy has no type to map.
     if tensor.data_type in PACKED:
         copy = TensorProto()
         copy.CopyFrom(tensor)
@@ -211,6 +213,7 @@ def chunks_of(tensor: TensorProto) -> Iterator[bytes]:
         is_raw = tensor.HasField("raw_data")
         yield (tensor if is_raw else numpy_helper.from_array(array_of(tensor))).raw_data
         return
+    # Bytes are copied as they are; only values that must be rounded are read as numbers.
     values = _mapped(place, np.dtype(np.uint8 if place.rounding is None else np.float32))
     for part in slices(values.size):
         block = values[part]

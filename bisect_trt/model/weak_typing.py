@@ -12,7 +12,7 @@ from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.layers import Layer
-from bisect_trt.model.tensor_types import every_node
+from bisect_trt.model.walk import every_node
 
 WITHOUT_LAYER = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators for which TensorRT's parser usually makes no layer."""
@@ -109,6 +109,7 @@ def _names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
         BadInputError: several nodes share the name of a pinned layer.
     """
     # The parser numbers nodes that share a name in an order of its own.
+    # Names inside bodies count, because TensorRT puts all layers into one network.
     uses = Counter(_parsers_name(node) for node in every_node(graph.proto.graph.node))
     called = dict(zip(graph.names, map(_parsers_name, graph.proto.graph.node), strict=True))
     found = {layer: called[layer] for layer in pinned}

@@ -15,8 +15,8 @@ from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.patterns import nodes_alike
-from bisect_trt.model.typed import mark_outputs, to_typed
+from bisect_trt.model.outputs import mark_outputs
+from bisect_trt.model.typed import to_typed
 from bisect_trt.reduction.oracle import Budget, EngineTrials, Observation, Specimen
 from bisect_trt.reduction.reduce import fresh_engines, model_and_samples, tensorrt_trials
 from bisect_trt.runners.reference import outputs_of
@@ -95,8 +95,8 @@ class _Search:
         layers = self._graph.layers
         inner = [t for la in layers for t in la.outputs if t not in self._graph.outputs]
         # Blocks of the same kind tend to fail alike, so marks in the suspect block may not suffice.
-        alike = set(nodes_alike(self._graph, suspects))
-        near = [t for la in layers if la.name in alike for t in la.outputs if t in inner]
+        ops = {node.op_type for node, name in self._graph.named_nodes() if name in suspects}
+        near = [t for la in layers if la.op in ops for t in la.outputs if t in inner]
         found = self._fewest_marks(near) if near else None
         if found is None and not self.marks_unfinished and len(near) < len(inner):
             found = self._fewest_marks(inner)

@@ -22,7 +22,7 @@ from bisect_trt.metrics.requirements import METRICS, WORST, Requirement
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.patterns import Origin, Pattern, list_origins
-from bisect_trt.model.tensor_types import captured_names
+from bisect_trt.model.walk import captured_names
 from bisect_trt.report.columns import PINS, names_in
 from bisect_trt.report.record import Record
 from bisect_trt.steps.answer import RunState

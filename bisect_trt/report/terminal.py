@@ -320,7 +320,6 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
         "layer": [layer.name for layer in inspection.layers],
         "op": [layer.op for layer in inspection.layers],
         "scope": [layer.scope for layer in inspection.layers],
-        "suspect because": [inspection.suspects.get(x.name, "") for x in inspection.layers],
     }
     shown = {head: cells for head, cells in columns.items() if any(cells)}
     table = _table(list(shown))

@@ -16,7 +16,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.graph import Graph, as_graph
-from bisect_trt.model.roundings import with_new_nodes_pinned, with_roundings
+from bisect_trt.model.opsets import with_new_nodes_pinned, with_roundings
 from bisect_trt.model.switched import to_switched
 from bisect_trt.runners.concurrency import Headroom, side_by_side
 from bisect_trt.runners.constants import ConstantStore

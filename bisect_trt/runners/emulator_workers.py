@@ -13,7 +13,7 @@ from bisect_trt.base.errors import BadInputError, MachineError, RunnerFailedErro
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
-from bisect_trt.model.save import PROTOBUF_LIMIT, held_size, weights_size, write_model
+from bisect_trt.model.save import PROTOBUF_LIMIT_BYTES, held_size, weights_size, write_model
 from bisect_trt.runners.device import CPU, Device
 from bisect_trt.runners.device_check import DeviceChecker
 from bisect_trt.runners.emulator import EmulatedRunner, versions_on
@@ -90,7 +90,7 @@ def server_arguments(
     Raises:
         BadInputError: the model does not fit into one message.
     """
-    if (weights_size(model) if elsewhere else held_size(model)) >= PROTOBUF_LIMIT:
+    if (weights_size(model) if elsewhere else held_size(model)) >= PROTOBUF_LIMIT_BYTES:
         how = "to other machines; leave --ray out" if elsewhere else "from memory; give its file"
         raise BadInputError(f"--workers: a model above 2 GB cannot be sent {how}")
     stream = io.BytesIO()

@@ -22,7 +22,7 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Kind
 from bisect_trt.model.precision_rules import CONTROL_FLOW
 from bisect_trt.model.roundings import list_roundings
-from bisect_trt.model.tensor_types import captured_names
+from bisect_trt.model.walk import captured_names
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.ort_session import failure_of_session, node_session
 from bisect_trt.runners.values import Value, caller, owned, value_of, viewed

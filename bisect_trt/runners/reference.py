@@ -16,8 +16,9 @@ from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.decisions import gaps
 from bisect_trt.metrics.requirements import ReferenceOutputs
-from bisect_trt.model.graph import Graph, lookup_model
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_outputs, with_unique_names
+from bisect_trt.model.lookups import lookup_model
 from bisect_trt.model.outputs import list_decisions
 from bisect_trt.model.subgraph import Extractor
 from bisect_trt.runners.concurrency import Headroom, is_large

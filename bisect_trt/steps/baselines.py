@@ -121,9 +121,6 @@ def _worse(first: Evaluation, second: Evaluation | None) -> Evaluation:
 
 def _fp32_misses(problem: Problem, context: Context, fp32: Evaluation) -> Diagnosis:
     where = missed_on(problem, context.evaluator, fp32.plan)
-    reduced = [f.message for f in problem.findings if f.kind == "already-reduced" and f.weighty]
-    if reduced:
-        where += f" But {reduced[0]}."
     if fp32.verdict is Verdict.NON_FINITE:
         where += why_not_finite(problem, context)
     raised = context.emulator.capable

@@ -14,7 +14,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL
-from bisect_trt.model.cautions import largest_constant, lost_constants
+from bisect_trt.model.lost_constants import largest_constant, lost_constants
 from bisect_trt.model.outputs import unreached
 from bisect_trt.search.minimise import SCALED_MARGIN, matching_limit
 from bisect_trt.steps.baselines import Baselines

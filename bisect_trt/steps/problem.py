@@ -33,14 +33,21 @@ from bisect_trt.metrics.parser import load_metrics, parse_requirements
 from bisect_trt.metrics.requirements import Requirements
 from bisect_trt.metrics.rounding import INFINITE_FROM
 from bisect_trt.metrics.user_metric import UserMetric
-from bisect_trt.model.cautions import cautions, doubles, refuse_unsupported, weight_findings
-from bisect_trt.model.graph import FLOATS, Graph
+from bisect_trt.model.cautions import cautions, doubles, refuse_unsupported
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import input_specs, length_axes
 from bisect_trt.model.layernorm import Fused, fuse_layernorm
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.lifted import Lifted, SourceModel, load_source
 from bisect_trt.model.load import LoadedModel
-from bisect_trt.model.outputs import decided_outputs, judged_part, names_of, tail_outputs, words
+from bisect_trt.model.lost_constants import weight_findings
+from bisect_trt.model.outputs import (
+    decided_outputs,
+    judged_part,
+    names_of,
+    tail_outputs,
+)
+from bisect_trt.model.precision_rules import FLOATS
 from bisect_trt.model.roundings import list_movers
 from bisect_trt.runners.ort_session import reference_session, run_all
 from bisect_trt.runners.reference import Lookups, Reference
@@ -357,7 +364,7 @@ def _judged(
     if outputs:
         model = replace(model, proto=judged_part(model.proto, outputs))
         graph = replace(graph, proto=model.proto, stored_outputs={})
-        findings.append(Finding("judged-part", outputs[0], words(outputs, cut_at)))
+        findings.append(Finding("judged-part", outputs[0], judged_part_sentence(outputs, cut_at)))
     return model, graph, tuple(outputs), findings
 
 

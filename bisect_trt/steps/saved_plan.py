@@ -16,7 +16,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.scales import Scale
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
-from bisect_trt.model.typed import select_tensors
+from bisect_trt.model.outputs import select_tensors
 from bisect_trt.settings import Settings
 
 

@@ -88,7 +88,7 @@ def layers() -> list[str]:
 
 @pytest.mark.parametrize(("low", "pin"), PAIRS)
 def test_switches_that_select_give_what_those_that_branch_give(
-    low: Precision, pin: Precision, run_segments: list[int]
+    low: Precision, pin: Precision
 ) -> None:
     """As on a GPU."""
     graph = network()

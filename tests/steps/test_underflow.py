@@ -12,8 +12,8 @@ import bisect_trt
 from bisect_trt.base.outcomes import Cause
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.requirements import times
-from bisect_trt.model.cautions import largest_constant, lost_constants
 from bisect_trt.model.graph import Graph
+from bisect_trt.model.lost_constants import largest_constant, lost_constants
 from fixtures.fixture import waves
 from fixtures.reports import bsroformer_rms
 from tests.networks import parsed
@@ -100,20 +100,6 @@ def test_a_constant_that_becomes_infinite_is_no_rounding(tmp_path: Path) -> None
 def test_why_there_is_no_score(outcome: str, said: str) -> None:
     assert times(float("inf"), outcome) == said
     assert times(1.5, outcome) == "1.5 times the tolerance"
-
-
-def test_a_channel_whose_variance_is_lost_is_named() -> None:
-    """Among channels that are fine; not where the epsilon is larger anyhow."""
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    g (float[1, 2, 4] x) => (float[1, 2, 4] y)
-    <float[2] s = {1, 1}, float[2] b = {0, 0}, float[2] m = {0, 0}, float[2] v = {1, 2.5e-9}> {
-        [bn] y = BatchNormalization<epsilon = EPSILON>(x, s, b, m, v)
-    }"""
-    small = Graph(onnx.parser.parse_model(text.replace("EPSILON", "1e-10")))
-    (told,) = lost_constants(small, Precision.FP16).values()
-    assert told.words(Precision.FP16) == "variance of bn (largest 2.5e-09) becomes 0 in FP16"
-    usual = Graph(onnx.parser.parse_model(text.replace("EPSILON", "1e-5")))
-    assert lost_constants(usual, Precision.FP16) == {}
 
 
 def test_a_factor_is_no_epsilon_and_a_mask_keeps_its_sign() -> None:

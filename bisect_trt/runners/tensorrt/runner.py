@@ -20,8 +20,9 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.inputs import name_placeholder_dims
 from bisect_trt.model.layers import with_unique_names
+from bisect_trt.model.outputs import mark_outputs
 from bisect_trt.model.save import file_form
-from bisect_trt.model.typed import mark_outputs, to_typed
+from bisect_trt.model.typed import to_typed
 from bisect_trt.model.weak_typing import WITHOUT_LAYER
 from bisect_trt.runners.base import UNSUPPORTED, Repeated
 from bisect_trt.runners.concurrency import side_by_side
