@@ -44,7 +44,6 @@ FILES_OF_A_RUN = {
     "report.md",
     "junit.xml",
     "model.typed.onnx",
-    "model.annotated.onnx",
     "cache.sqlite",
 }
 

@@ -1,9 +1,9 @@
-"""Writes models: as files to ship, in the forms that runtimes read, and annotated for viewers."""
+"""Writes models: as files to ship, and in the forms that runtimes read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from onnx import TensorProto
 
 from bisect_trt.base.atomic_files import scratch, sweep, write_whole, written_whole
 from bisect_trt.base.errors import BadInputError, MachineError, not_written, one_line
-from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import LoadedModel
 from bisect_trt.model.tensor_values import (
     MAPPED_BYTES,
@@ -34,11 +33,6 @@ MOST_SENT = 64 << 20
 """Bytes of weights from which on a model goes to TensorRT's parser as a file."""
 
 _SCRATCH_NAME = "weights.bin"
-
-PREFIX = "bisect_trt."
-LEFT_OUT = "weights-left-out"
-_ANNOTATED_WHOLE_BYTES = 64 << 20
-"""Bytes of weights up to which an annotated model keeps all of them."""
 
 
 def weights_size(model: onnx.ModelProto) -> int:
@@ -250,33 +244,3 @@ def _link(source: Path, target: Path) -> None:
         target.symlink_to(source)
     except OSError:
         os.link(source, target)
-
-
-def annotated(
-    graph: Graph, of_model: Mapping[str, str], of_layers: Mapping[str, Mapping[str, str]]
-) -> onnx.ModelProto:
-    """A copy of the model with metadata on itself and its nodes, which viewers show.
-
-    In large models, constants of more than 1 kB have ``LEFT_OUT`` as their file.
-    """
-    whole = weights_size(graph.proto) <= _ANNOTATED_WHOLE_BYTES
-
-    def leave_out(tensor: TensorProto) -> None:
-        if not whole and size_of(tensor) > 1024:  # viewers in a browser open no gigabytes
-            put_at(tensor, Place(LEFT_OUT, 0, 0))
-
-    model = moved(graph.proto, leave_out)
-    model.ir_version = max(model.ir_version, 10)  # the version that gave nodes metadata
-    _annotate(model, of_model)
-    for node, name in zip(model.graph.node, graph.names, strict=True):
-        if name in of_layers:
-            _annotate(node, of_layers[name])
-    return model
-
-
-def _annotate(message: onnx.ModelProto | onnx.NodeProto, words: Mapping[str, str]) -> None:
-    kept = [p for p in message.metadata_props if p.key.removeprefix(PREFIX) not in words]
-    del message.metadata_props[:]
-    message.metadata_props.extend(kept)
-    for key, value in words.items():
-        message.metadata_props.add(key=f"{PREFIX}{key}", value=value)

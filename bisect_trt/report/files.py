@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pandas as pd
 
 from bisect_trt.base.atomic_files import (
-    ANNOTATED_MODEL,
     OLDER_FILES,
     PLAN,
     RESULT_FILES,
@@ -26,73 +24,22 @@ from bisect_trt.base.atomic_files import (
     TYPED_MODEL,
     VERIFY_FILES,
     VERIFY_JUNIT,
-    VERIFY_PAGE,
     VERIFY_RECORD,
     draft_prefix,
     scratch,
     sweep,
     write_whole,
 )
-from bisect_trt.base.display import printable
 from bisect_trt.base.errors import BadInputError, MachineError, is_disk_full, not_written
-from bisect_trt.base.outcomes import ValidationVerdict
-from bisect_trt.model.graph import Graph
-from bisect_trt.model.save import annotated, save_model
+from bisect_trt.model.save import save_model
 from bisect_trt.model.typed import to_typed
-from bisect_trt.report.columns import FLAG, LAYERS, TABLES, names_in, to_csv
-from bisect_trt.report.headline import headline
-from bisect_trt.report.html import as_html, environment
+from bisect_trt.report.columns import TABLES, to_csv
+from bisect_trt.report.html import as_html
 from bisect_trt.report.junit import as_junit, verification_as_junit
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.record import Record
-from bisect_trt.report.text import (
-    is_least,
-    number,
-    plan_line,
-    score_without,
-    validation_lines,
-    verdict,
-)
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.verify import Verification
-
-_ANNOTATED = names_in(
-    "sensitivity rank max_abs snr_db finite introduced_max_abs introduced_snr_db "
-    "introduced_finite ref_min ref_max engine_max_abs engine_finite"
-)
-
-
-def annotated_model(result: Record, graph: Graph) -> onnx.ModelProto:
-    """The searched model with the answer in its metadata, errors and pins at its layers."""
-    answer = {
-        "answer": printable(headline(result)),
-        "cause": result.cause.value,
-        "requirements": printable(", ".join(result.requirements)),
-    }
-    return annotated(graph, answer, dict(_of_layers(result)))
-
-
-def _of_layers(result: Record) -> Iterator[tuple[str, dict[str, str]]]:
-    """The annotations of each layer, by its name."""
-    pinned, base = set(result.pinned), result.plan.base.value
-    kept = f"{result.plan.pin_precision.value} (pinned)"
-    without = {
-        str(row.layer): f"{row.outcome_without}, {'at least ' * is_least(row)}{score_without(row)}"
-        for row in result.pins.itertuples()
-        if row.proved
-    }
-    flags = {c.name for c in LAYERS if c.kind == FLAG}
-    shown = [c for c in _ANNOTATED if c in result.layers]
-    columns = (result.layers[c].to_list() for c in shown)
-    for name, *values in zip(result.layers["layer"].map(str), *columns, strict=True):
-        words = {"precision": kept if name in pinned else base}
-        if name in without:
-            words["without_this_pin"] = without[name]
-        for column, value in zip(shown, values, strict=True):
-            text = str(value) if column in flags else number(value)
-            if text not in ("", "nan"):
-                words[column] = text
-        yield name, words
 
 
 @dataclass(frozen=True)
@@ -176,10 +123,7 @@ def write_report(result: Record, problem: Problem) -> None:
         **_documents(result),
         RUN: to_json(result.as_json()) + "\n",
     }
-    models = {
-        TYPED_MODEL: to_typed(problem.whole, problem.plan_of_whole(result.plan)),
-        ANNOTATED_MODEL: annotated_model(result, problem.graph),
-    }
+    models = {TYPED_MODEL: to_typed(problem.whole, problem.plan_of_whole(result.plan))}
     if problem.rewritten:
         models[REWRITTEN_MODEL] = problem.graph.proto
     _write(result.folder, tables, texts, models)
@@ -248,21 +192,8 @@ def _plain(value: Any) -> Any:
 
 
 def write_verification(found: Verification) -> None:
-    """Writes verify.html, verify.json and verify.junit.xml, each whole."""
-    validation = found.validation
-    overfitted = validation is not None and validation.word is ValidationVerdict.OVERFITTED
-    page = (
-        environment()
-        .get_template("verify.html.j2")
-        .render(
-            answer=verdict(found),
-            good=found.passed and not overfitted,
-            lines=[f"{found.model}: {plan_line(found)}.", *validation_lines(found)],
-            checks=found.checks,
-        )
-    )
+    """Writes verify.json and verify.junit.xml, each whole."""
     files = {
-        VERIFY_PAGE: page,
         VERIFY_RECORD: to_json(found.as_json()) + "\n",
         VERIFY_JUNIT: verification_as_junit(found),
     }

@@ -198,16 +198,13 @@ def as_html(result: Record) -> str:
             **_answer(result),
             figures=plots,
             tradeoff=_table(result.tradeoff.dropna(axis=1, how="all"), _TRADEOFF),
-            baselines=list(result.outputs["baseline"].unique()) if len(result.outputs) else [],
-            scores=tables.requirement_scores(result.by_requirement, result.outputs),
+            scores=_scores(result.by_requirement),
             outputs=_table(result.outputs, tables.OUTPUT_COLUMNS),
-            by_modules=len(result.layers) > 0 and figures.has_modules(result.layers),
             inputs=_table(inputs, of_inputs, left_out=len(result.inputs) - len(inputs)),
             searched=text.search_sentences(result),
             search=_table(result.search, _SEARCH),
             pins=pin_rows(result),
             unproved=text.unproved(result),
-            alone=text.misses_alone(result.layers),
             sources=text.sources(result.layers),
             proved=bool(result.pins["proved"].any()),
             cost=_table(result.cost, tables.COST_COLUMNS),
@@ -226,17 +223,21 @@ def as_html(result: Record) -> str:
     )
 
 
+def _scores(by_requirement: pd.DataFrame) -> Table:
+    """The score of each requirement in each baseline."""
+    if by_requirement.empty:
+        return Table((), ())
+    columns = list(dict.fromkeys(name for scores in by_requirement["baselines"] for name in scores))
+    rows = zip(by_requirement["requirement"], by_requirement["baselines"], strict=True)
+    return Table(columns, [[text, *map(scores.get, columns)] for text, scores in rows])
+
+
 def _figures(result: Record) -> dict[str, figures.Figure]:
     """The plots that have data, by name."""
     found = (
         figures.tradeoff_figure(result.tradeoff),
-        figures.baselines_figure(result.outputs),
         figures.errors_figure(result.layers),
-        figures.modules_figure(result.layers),
         figures.ranges_figure(result.layers, result.precision),
-        figures.channels_figure(result.layers, result.precision),
-        figures.inputs_figure(result.inputs),
-        figures.search_figure(result.search),
     )
     return {figure.name: figure for figure in found if figure is not None}
 
@@ -366,7 +367,6 @@ def recipes(result: Record) -> list[Recipe]:
     return [
         Recipe("trtexec", _trtexec(profile, tf32=tf32), "TensorRT 10 and 11."),
         Recipe("Python", _python(profile, tf32=tf32), "tensorrt, or tensorrt_rtx."),
-        Recipe("polygraphy", _polygraphy(profile, tf32=tf32)),
         Recipe("Check it in a pipeline", _folded(verify), f"{_FROM} {holds}"),
         Recipe("TensorRT 8.6 to 10, weakly typed", shlex.join(weak), f"{_FROM} {arguments}"),
     ]
@@ -404,15 +404,6 @@ def _trtexec(profile: Profile, *, tf32: bool) -> str:
         shapes = [f"{n}:{'x'.join(map(str, s[place]))}" for n, s in profile.items() if s[place]]
         words += [f"--{part}Shapes={','.join(shapes)}"] if shapes else []
     return _folded([*words, f"--saveEngine={_ENGINE}"])
-
-
-def _polygraphy(profile: Profile, *, tf32: bool) -> str:
-    words = ["polygraphy", "convert", TYPED_MODEL, "--strongly-typed"]
-    words += ["--tf32"] if tf32 else []
-    for place, part in enumerate(("min", "opt", "max")):
-        shapes = [f"{n}:[{','.join(map(str, s[place]))}]" for n, s in profile.items()]
-        words += [f"--trt-{part}-shapes", *shapes] if shapes else []
-    return _folded([*words, "-o", _ENGINE])
 
 
 def _python(profile: Profile, *, tf32: bool) -> str:

@@ -71,23 +71,6 @@ def sources(layers: pd.DataFrame) -> str:
     return f"Errors start at {some_of(names, 3)}."
 
 
-def misses_alone(layers: pd.DataFrame) -> str:
-    """The layers that miss the requirement when reduced alone, the worst first."""
-    if "sensitivity" not in layers:
-        return ""
-    worst = layers.sort_values("sensitivity", ascending=False, kind="stable")
-    names, measured = worst.loc[worst["sensitivity"] > 1.0, "layer"], worst["sensitivity"].count()
-    if not measured:
-        return ""
-    if names.empty:
-        return (
-            f"Of {counted(measured, 'layer')} measured alone none misses the requirement, on those "
-            "inputs and copies."
-        )
-    which = some_of(names.astype(str).tolist(), 3)
-    return f"{which} {'misses' if len(names) == 1 else 'miss'} the requirement alone."
-
-
 def score_without(pin: Any) -> str:
     """The score without a pin; one below 1 comes with the tolerance share that it misses."""
     score, share = float(pin.score_without), float(pin.tolerance_share)

@@ -16,7 +16,6 @@ from xml.etree import ElementTree
 
 import jsonschema
 import numpy as np
-import onnx
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -31,10 +30,6 @@ from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.errors import tensor_error
-from bisect_trt.model import save
-from bisect_trt.model.graph import Graph
-from bisect_trt.model.load import load_model
-from bisect_trt.model.save import save_model
 from bisect_trt.report.columns import FRAMES, TABLES, as_page, from_csv, to_csv
 from bisect_trt.report.files import to_json
 from bisect_trt.report.html import as_html
@@ -43,11 +38,9 @@ from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.tables import cost_table
 from bisect_trt.steps import engine_layer_errors as engine_layer_errors
-from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, unsavable
-from tests.conftest import run_model, same
 
 HOSTILE = (
     "=HYPERLINK(A1)",
@@ -269,53 +262,6 @@ def test_junit_does_not_blame_what_fp32_meets(tmp_path: Path) -> None:
     failed = {c.get("name"): c.find("failure") is not None for c in root.iter("testcase")}
     assert failed["requirement max_abs<=2e-3"] is False
     assert failed["requirement rmse<=1e-9"] is True
-
-
-def test_the_annotated_model_says_what_layers_do(runs: dict[str, Result]) -> None:
-    made, fixture = runs["pins"], hostile()
-    model = onnx.load(made.folder / "model.annotated.onnx")
-    onnx.checker.check_model(model, full_check=True)
-    told = {p.key: p.value for p in model.metadata_props}
-    assert told["bisect_trt.answer"].startswith("With one input: Keep 10 of 75 layers in FP32")
-    said = {n.name: {p.key: p.value for p in n.metadata_props} for n in model.graph.node}
-    for pin in made.pinned:
-        assert said[pin]["bisect_trt.precision"] == "fp32 (pinned)"
-        assert "times the tolerance" in said[pin]["bisect_trt.without_this_pin"]
-    other = next(n for n in said if n not in made.pinned and said[n])
-    assert said[other]["bisect_trt.precision"] == "fp16" and "bisect_trt.max_abs" in said[other]
-    before, after = (run_model(m, fixture.inputs)[0] for m in (fixture.model, model))
-    assert same(before, after)
-
-
-def test_large_weights_are_left_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "_ANNOTATED_WHOLE_BYTES", 100)
-    fixture = encoder_decomposed()
-    graph = Graph(fixture.model)
-    light = save.annotated(graph, {"answer": "x"}, {graph.names[0]: {"rank": "1"}})
-    assert light.ByteSize() < fixture.model.ByteSize() / 2
-    assert [n.op_type for n in light.graph.node] == [n.op_type for n in fixture.model.graph.node]
-    assert list(light.opset_import) == list(fixture.model.opset_import)
-    for was, now in zip(fixture.model.graph.initializer, light.graph.initializer, strict=True):
-        assert (now.name, list(now.dims), now.data_type) == (
-            was.name,
-            list(was.dims),
-            was.data_type,
-        )
-        assert now.ByteSize() <= 1100 and (now.raw_data or now.external_data)
-
-
-def test_weights_that_lie_in_files_are_left_out_of_it_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save, "_ANNOTATED_WHOLE_BYTES", 100)
-    build = GraphBuilder(0)
-    build.op("MatMul", "x", build.normal(256, 256))
-    model = build.model({"x": [1, 256]}, {"/MatMul_output_0": [1, 256]})
-    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
-    graph = Graph(load_model(tmp_path / "m.onnx").proto)
-    assert graph.proto.ByteSize() < 2000, "the values stayed in the file"
-    save_model(save.annotated(graph, {}, {}), tmp_path / "light.onnx")
-    assert (tmp_path / "light.onnx").stat().st_size < 2000
 
 
 def test_no_run_is_told_in_one_line(runs: dict[str, Result], tmp_path: Path) -> None:

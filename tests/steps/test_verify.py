@@ -102,9 +102,6 @@ def test_what_it_found_is_written_for_people_machines_and_ci(
         assert code == (0 if pins else 1)
         assert json.loads((tmp_path / "out" / "verify.json").read_text()) == json.loads(output)
         said[pins] = ElementTree.parse(tmp_path / "out" / "verify.junit.xml").getroot()
-        page = (tmp_path / "out" / "verify.html").read_text()
-        answer = "The plan holds." if pins else "The plan does not hold."
-        assert f"With one input: {answer}" in page and "requirements on emulated-whole" in page
     cases = {problem.get("name"): problem for problem in said[10].iter("testcase")}
     assert {"requirements on emulated", "typed ONNX", "holds on perturbed inputs"} <= set(cases)
     assert said[10].get("failures") == "0" and int(said[0].get("failures", 0)) >= 3
