@@ -173,8 +173,8 @@ class InputKind(StrEnum):
 _WORDS = {
     InputKind.GIVEN: "given inputs",
     InputKind.PERTURBED: "perturbed inputs",
-    InputKind.AUGMENTED: "augmented",
-    InputKind.HOLDOUT: "held out",
+    InputKind.AUGMENTED: "augmented inputs",
+    InputKind.HOLDOUT: "held-out inputs",
 }
 
 
@@ -248,6 +248,11 @@ class Validation:
         """The tally of inputs of ``kind``."""
         tally: Tally = getattr(self, kind.value)
         return tally
+
+    @property
+    def tested(self) -> list[tuple[InputKind, Tally]]:
+        """The kinds of inputs that were tested."""
+        return [(kind, self.of(kind)) for kind in InputKind if self.of(kind).tested]
 
     @property
     def word(self) -> ValidationVerdict | None:

@@ -53,10 +53,6 @@ REQUIREMENTS = TABLES.pop("by_requirement")
 LAYERS = TABLES["layers"]
 PINS = TABLES["pins"]
 
-FRAMES = {("cost" if name == "engines" else name): columns for name, columns in TABLES.items()}
-FRAMES["by_requirement"] = REQUIREMENTS
-"""The columns of the tables of ``Result``, by their names there."""
-
 
 def as_page() -> str:
     """The content of docs/columns.md."""

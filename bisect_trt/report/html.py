@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import math
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -20,7 +19,7 @@ from markupsafe import Markup
 
 from bisect_trt.base.atomic_files import PLAN, REWRITTEN_MODEL, TYPED_MODEL
 from bisect_trt.base.display import counted, printable
-from bisect_trt.base.outcomes import VANISHING, Finding, InputKind, Tally, Validation
+from bisect_trt.base.outcomes import VANISHING, Finding
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief
 from bisect_trt.report import figures, tables, text
@@ -143,20 +142,6 @@ def _tiles(result: Record) -> list[Tile]:
     return found
 
 
-def _tested(validation: Validation | None) -> list[tuple[str, Tally, str, str]]:
-    """The name, tally, lower bound and worst input of each kind of input that was tested."""
-    found: list[tuple[str, Tally, str, str]] = []
-    if validation is None:
-        return found
-    for kind in InputKind:
-        tally = validation.of(kind)
-        if tally.tested:
-            bound = f"at least {100.0 * tally.lower_bound:.1f} % of all"
-            worst = re.split(r"[\\/]", tally.worst)[-1]  # the full path is in inputs.csv
-            found.append((kind.words, tally, "" if kind is InputKind.GIVEN else bound, worst))
-    return found
-
-
 def _answer(result: Record) -> dict[str, Any]:
     """The values for ``answer.html.j2``, the first screen."""
     return {
@@ -165,10 +150,9 @@ def _answer(result: Record) -> dict[str, Any]:
         "headline": headline(result),
         # The table's caption and rows say the first sentence.
         "validation": [*text.validation_sentences(result.validation)[1:], *not_covered(result)],
-        "caption": text.caption_of(result.validation),
-        "meaning": text.meaning_of(result.validation),
+        "caption": text.verdict_words(result.validation) or "What it holds on",
         "next_step": next_step(result),
-        "held": _tested(result.validation),
+        "tested": result.validation.tested if result.validation is not None else [],
         "tiles": _tiles(result),
         "judged_by": text.judged_by(result),
     }

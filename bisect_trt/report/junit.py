@@ -1,4 +1,4 @@
-"""Writes the result for CI: a test case per requirement, kind of input and pin."""
+"""Writes the result for CI: a test case per requirement and kind of input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from bisect_trt.base.display import xml_text
-from bisect_trt.base.outcomes import Tally, Validation, word_of
+from bisect_trt.base.outcomes import InputKind, Validation, word_of
 from bisect_trt.metrics.requirements import times
 from bisect_trt.report.headline import headline
 from bisect_trt.report.record import Record
@@ -33,17 +33,9 @@ class _Suite(NamedTuple):
 
 
 def as_junit(result: Record) -> str:
-    """The suite of one run, with failures where the exit code is 1 or the plan overfitted.
-
-    Pins without a proof are skipped cases.
-    """
+    """The suite of one run, with failures where the exit code is 1 or the plan overfitted."""
     suite = _Suite(result.model, result.seconds, headline(result), result.validation)
-    cases = [*_requirements(result), *_validation(result.validation)]
-    for row in result.pins.itertuples() if not result.ranked else ():
-        if not row.held:
-            skipped = "" if row.proved else "not proved"
-            cases.append(_Case(f"pin {row.layer} is needed", skipped=skipped))
-    return _written(suite, cases)
+    return _written(suite, [*_requirements(result), *_validation(result.validation)])
 
 
 def verification_as_junit(found: Verification) -> str:
@@ -101,23 +93,14 @@ def _validation(validation: Validation | None) -> Iterator[_Case]:
     """A case per kind of input; it fails where more miss than chance explains."""
     if validation is None:
         return
-    kinds = (
-        ("the given inputs", validation.given),
-        ("perturbed inputs", validation.perturbed),
-        ("augmented inputs", validation.augmented),
-        ("inputs kept apart", validation.holdout),
-    )
-    missed = {id(kind) for kind in validation.missed}
-    if not validation.given_hold:
-        missed.add(id(validation.given))
-    for words, kind in kinds:
-        if kind.tested:
-            passed = _passed(kind)
-            bound = f", at least {100.0 * kind.lower_bound:.1f} % with 95 % confidence"
-            shown = passed if kind is validation.given else passed + bound
-            yield _Case(f"holds on {words}", passed if id(kind) in missed else "", shown=shown)
-
-
-def _passed(kind: Tally) -> str:
-    worst = f"; the worst, {kind.worst}, is at {times(kind.worst_score)}" if kind.worst else ""
-    return f"{kind.passed} of {kind.tested} meet the requirement{worst}"
+    for kind, tally in validation.tested:
+        given = kind is InputKind.GIVEN
+        # By identity: two kinds may have equal tallies.
+        missed = any(tally is other for other in validation.missed)
+        fails = not validation.given_hold if given else missed
+        passed = f"{tally.passed} of {tally.tested} meet the requirement"
+        if tally.worst:
+            passed += f"; the worst, {tally.worst}, is at {times(tally.worst_score)}"
+        bound = f", at least {100.0 * tally.lower_bound:.1f} % with 95 % confidence"
+        shown = passed if given else passed + bound
+        yield _Case(f"holds on {kind.words}", passed if fails else "", shown=shown)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from bisect_trt.base.display import counted, markdown
-from bisect_trt.base.outcomes import InputKind, Validation
+from bisect_trt.base.outcomes import Validation
 from bisect_trt.report.columns import names_in
 from bisect_trt.report.headline import headline, next_step, not_covered, score_after, score_before
 from bisect_trt.report.record import Record
@@ -78,12 +78,10 @@ def _detail_lines(result: Record) -> Iterator[str]:
 def _validation_table(validation: Validation) -> pd.DataFrame:
     """A row per kind of input that was tested."""
     rows = []
-    for kind in InputKind:
-        tally = validation.of(kind)
-        if tally.tested:
-            row = {"inputs": kind.words, "passed": tally.passed, "tested": tally.tested}
-            row["at least"] = f"{100.0 * tally.lower_bound:.1f} %" if tally.lower_bound else ""
-            rows.append({**row, "worst score": tally.worst_score, "worst": tally.worst})
+    for kind, tally in validation.tested:
+        row = {"inputs": kind.words, "passed": tally.passed, "tested": tally.tested}
+        row["at least"] = f"{100.0 * tally.lower_bound:.1f} %" if tally.lower_bound else ""
+        rows.append({**row, "worst score": tally.worst_score, "worst": tally.worst})
     return pd.DataFrame(rows)
 
 

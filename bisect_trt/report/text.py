@@ -8,7 +8,13 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.base.display import counted, printable, some_of
-from bisect_trt.base.outcomes import Cause, Reproducibility, Validation, ValidationVerdict, word_of
+from bisect_trt.base.outcomes import (
+    Cause,
+    InputKind,
+    Reproducibility,
+    Validation,
+    ValidationVerdict,
+)
 from bisect_trt.inputs.samples import FEW_INPUTS
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
 from bisect_trt.metrics.statistics import lower_bound
@@ -129,20 +135,7 @@ def search_sentences(result: Record) -> list[str]:
         word = "diffuse accumulation" if result.cause is Cause.ACCUMULATION else "spread"
         kind = f"{word} over {facts.spread_over} layers; the"
     lines = [f"{kind} pins are {'; '.join(facts.blocks)}."]
-    effort = (
-        f"The search emulated {counted(facts.emulated_evaluations, 'set')} of pins; by yes and no "
-        f"alone, telling {len(result.plan.chosen)} of {result.layer_count} layers apart takes "
-        f"{facts.information_bound:.0f} answers at least."
-    )
-    if not math.isnan(facts.suspicion_auc):
-        effort += f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
-    lines.append(effort)
-    if facts.violations:
-        lines.append(
-            f"{facts.violations} failing sets held a passing one: here more pins are not always "
-            "better."
-        )
-    return lines
+    return [*lines, f"The search emulated {counted(facts.emulated_evaluations, 'set')} of pins."]
 
 
 def _reproducibility_sentences(facts: Reproducibility | None) -> list[str]:
@@ -227,27 +220,31 @@ def validation_sentences(validation: Validation | None) -> list[str]:
 
 def _tested(validation: Validation) -> str:
     """The verdict, and how many inputs of each kind passed."""
-    given, size = validation.given, validation.set_size
-    tallies = [f"given {given.passed} of {given.tested} {_inputs(size)}"]
-    sets = f" (sets of {size})" if size > 1 else ""
-    for kind, name, inputs in (
-        (validation.perturbed, "perturbed", f"inputs{sets}"),
-        (validation.augmented, "augmented", f"inputs{sets}"),
-        (validation.holdout, "held out", _inputs(validation.holdout_size)),
-    ):
-        if kind.tested:
-            bound = f"at least {100.0 * kind.lower_bound:.1f} %"
-            tallies.append(f"{name} {kind.passed} of {kind.tested} {inputs}, {bound}")
+    size = validation.set_size
+    copies = f"inputs (sets of {size})" if size > 1 else "inputs"
+    units = {InputKind.GIVEN: _inputs(size), InputKind.HOLDOUT: _inputs(validation.holdout_size)}
+    tallies = []
+    for kind, tally in validation.tested:
+        name = "held out" if kind is InputKind.HOLDOUT else kind.value
+        found = f"{name} {tally.passed} of {tally.tested} {units.get(kind, copies)}"
+        bound = f", at least {100.0 * tally.lower_bound:.1f} %"
+        tallies.append(found if kind is InputKind.GIVEN else found + bound)
     sure = {1: "", 2: " with 95 % confidence"}.get(len(tallies), ", each with 95 % confidence")
     sentence = f"Holds on {'; '.join(tallies)}{sure}."
-    if validation.word is None:
-        return sentence
-    word = validation.word.value.capitalize()
+    verdict = verdict_words(validation)
+    return f"{verdict}. {sentence}" if verdict else sentence
+
+
+def verdict_words(validation: Validation | None) -> str:
+    """The verdict, and the share it was reached for; blank where there is none."""
+    if validation is None or validation.word is None:
+        return ""
+    words = validation.word.value.capitalize()
     if validation.wanted < WANTED:  # --robust below the default
-        word += f" for the {per_cent(validation.wanted)} asked for"
+        words += f" for the {per_cent(validation.wanted)} asked for"
     if validation.word is ValidationVerdict.VALIDATED:
-        word += ", of inputs like yours"
-    return f"{word}. {sentence}"
+        words += ", of inputs like yours"
+    return words
 
 
 def of_one_input(answer: str, validation: Validation | None) -> str:
@@ -258,31 +255,6 @@ def of_one_input(answer: str, validation: Validation | None) -> str:
 def _inputs(size: int) -> str:
     """The unit that is counted where ``size`` inputs are judged together."""
     return "inputs" if size == 1 else f"sets of {size} inputs"
-
-
-def caption_of(validation: Validation | None) -> str:
-    """The caption of the validation table."""
-    parts = ["with one input"] if validation is not None and validation.of_one else []
-    if word := word_of(validation):
-        parts.append(word)
-    if word == ValidationVerdict.VALIDATED.value:
-        parts.append("of inputs like yours")
-    return f"{', '.join(parts)}{': ' if parts else ''}on what it holds".capitalize()
-
-
-def meaning_of(validation: Validation | None) -> str:
-    """The meaning of the verdict, for all but validated."""
-    if validation is None or validation.word in (None, ValidationVerdict.VALIDATED):
-        return ""
-    wanted = per_cent(validation.wanted)
-    if validation.word is ValidationVerdict.OVERFITTED:
-        return f"Overfitted: some kind of input misses the {wanted} asked for by more than chance."
-    if _beyond(validation):
-        return ""  # validation_sentences says it
-    return (
-        f"Inconclusive: the tests neither show the {wanted} asked for of every kind of input, nor "
-        "refute it."
-    )
 
 
 def _beyond(validation: Validation) -> str:
