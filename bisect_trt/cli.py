@@ -105,6 +105,11 @@ def settings_options(command: str) -> Callable[[Command], Command]:
     return decorate
 
 
+def gate_options(function: Command) -> Command:
+    """Adds the options of ``run``, except for model, inputs and folder."""
+    return _with_options(function, "run", without="out")
+
+
 def _with_options(function: Command, command: str, without: str = "") -> Command:
     """Adds the options of ``command``, in the order of the settings' fields."""
     for name, option in reversed(options().items()):  # click's last decorator comes first
@@ -146,19 +151,8 @@ def _click_option(
 
 def in_todays_words(args: Sequence[str]) -> list[str]:
     """Replaces options of older versions in ``args`` by today's."""
-    today, former = [], ""
-    for arg in args:
-        flag, equals, value = arg.partition("=")
-        if former:
-            today.append(FORMER[former][1](arg))
-            former = ""
-        elif flag in FORMER:
-            name, translated = FORMER[flag]
-            today.append(f"{name}={translated(value)}" if equals else name)
-            former = "" if equals else flag
-        else:
-            today.append(arg)
-    return today
+    words = (arg.partition("=") for arg in args)
+    return [FORMER.get(flag, flag) + equals + value for flag, equals, value in words]
 
 
 class InputsCommand(click.Command):
@@ -265,11 +259,6 @@ def doctor_command(as_json: bool) -> int:
             sign = {True: "ok  ", False: "no  ", None: "    "}[check.works]
             click.echo(f"{sign}{check.name:<24}{printable(check.detail)}")
     return 0
-
-
-def gate_options(function: Command) -> Command:
-    """Adds the options of ``run``, except for model, inputs and folder."""
-    return _with_options(function, "run", without="out")
 
 
 @click.command("gate", cls=InputsCommand)

@@ -25,23 +25,14 @@ Source = str | Path | Feed | Callable[[], Iterable[Feed]] | Iterator[Feed]
 """A file, folder, glob or ``module:function``; a sample; a function or generator of samples."""
 
 
-def _misses_of_holds(value: str) -> str:
-    try:
-        return str(round(1.0 - float(value), 12))
-    except ValueError:
-        return value
-
-
-FORMER: Mapping[str, tuple[str, Callable[[str], str]]] = {
-    "--holds-on": ("--allow-misses", _misses_of_holds),
-    "--variants": ("--augmented", str),
-    "--probe-timeout": ("--evaluation-timeout", str),
-    "--pin": ("--keep-fp32", str),
-    "--lower": ("--keep-reduced", str),
-    "--piece": ("--subgraph", str),
+FORMER: Mapping[str, str] = {
+    "--variants": "--augmented",
+    "--probe-timeout": "--evaluation-timeout",
+    "--pin": "--keep-fp32",
+    "--lower": "--keep-reduced",
+    "--piece": "--subgraph",
 }
-"""Options of version 0.4.0: today's name, and a function that translates the value."""
-
+"""Options of version 0.4.0 by today's names."""
 
 PLANNING = frozenset({"run", "compare", "verify"})
 _ENGINES = frozenset({"reduce", "cure"})

@@ -241,8 +241,6 @@ def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:
 def _changed(before: Record, after: Record) -> pd.DataFrame:
     """The settings and versions that differ."""
     old, new = _made_with(before), _made_with(after)
-    if _digests(before) and _digests(before) == _digests(after):  # files may be renamed
-        new["inputs"] = old["inputs"]
     names = dict.fromkeys((*old, *new))
     rows = [{"what": n, "before": old.get(n, ""), "after": new.get(n, "")} for n in names]
     return pd.DataFrame([row for row in rows if row["before"] != row["after"]])
@@ -265,12 +263,6 @@ def _made_with(result: Record) -> dict[str, str]:
         "threads": str(result.threads),
         **result.versions,
     }
-
-
-def _digests(result: Record) -> list[str]:
-    """The digests of the given inputs; empty where the run ended before its inputs table."""
-    table = result.inputs
-    return [] if table.empty else table.loc[table["kind"] == InputKind.GIVEN, "sha256"].to_list()
 
 
 MARKDOWN = "diff.md"

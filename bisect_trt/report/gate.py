@@ -124,12 +124,9 @@ def _in_todays_keys(table: Mapping[str, Any], where: str, warnings: list[str]) -
     """Replaces keys of older versions in ``table``, each with a warning."""
     today: dict[str, Any] = {}
     for key, value in table.items():
-        name, translated = FORMER.get(f"--{key}", (f"--{key}", str))
-        new = name.removeprefix("--")
+        new = FORMER.get(f"--{key}", key).removeprefix("--")
         if new != key:
             warnings.append(f"{where}: {key!r} is called {new!r} now")
-            is_number = isinstance(value, float | int) and not isinstance(value, bool)
-            value = float(translated(str(value))) if is_number else value
         today[new] = value
     return today
 

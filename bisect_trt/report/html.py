@@ -17,7 +17,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from bisect_trt.base.atomic_files import PLAN, REWRITTEN_MODEL, TYPED_MODEL
+from bisect_trt.base.atomic_files import PLAN, TYPED_MODEL
 from bisect_trt.base.display import counted, printable
 from bisect_trt.base.outcomes import VANISHING, Finding
 from bisect_trt.base.plan import Precision
@@ -319,7 +319,6 @@ def _base(path: str) -> str:
 
 
 _ENGINE = "model.engine"
-_FROM = "From where the run was started."
 
 Shape = tuple[int, ...]
 Profile = Mapping[str, tuple[Shape, Shape, Shape]]
@@ -342,17 +341,13 @@ def recipes(result: Record) -> list[Recipe]:
     # As given to the run: relative paths start at the folder in which it was started.
     words = shlex.split(result.command)
     folder = words[words.index("--out") + 1] if "--out" in words[:-1] else ""
-    plan = Path(folder) / PLAN
-    # A rewritten model has other layers, which the plan names.
-    model = str(plan.with_name(REWRITTEN_MODEL)) if result.rewritten else result.model
-    weak = ["bisect-trt", "export", model, "--plan", str(plan), "--format", "trtexec"]
-    verify = ["bisect-trt", "verify", result.model, *_input_words(words), "--plan", str(plan)]
-    holds, arguments = "Exit code 0 if the plan holds.", "Prints trtexec's arguments."
+    plan = str(Path(folder) / PLAN)
+    verify = ["bisect-trt", "verify", result.model, *_input_words(words), "--plan", plan]
+    note = "From where the run was started. Exit code 0 if the plan holds."
     return [
         Recipe("trtexec", _trtexec(profile, tf32=tf32), "TensorRT 10 and 11."),
         Recipe("Python", _python(profile, tf32=tf32), "tensorrt, or tensorrt_rtx."),
-        Recipe("Check it in a pipeline", _folded(verify), f"{_FROM} {holds}"),
-        Recipe("TensorRT 8.6 to 10, weakly typed", shlex.join(weak), f"{_FROM} {arguments}"),
+        Recipe("Check it in a pipeline", _folded(verify), note),
     ]
 
 
