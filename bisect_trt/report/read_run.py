@@ -31,6 +31,12 @@ from bisect_trt.report.record import FORMAT, EngineFacts, MarkingEffect, Record,
 Json = Mapping[str, Any]
 _Kind = TypeVar("_Kind")
 _SOMETIMES = ("engines", "inputs", "tradeoff")
+_SAME = (
+    *("model", "runner", "sentence", "passed", "complete", "ranked", "interrupted", "command"),
+    *("requirements", "samples", "metrics", "rewritten", "dynamic_inputs", "versions"),
+    *("evaluations", "new_evaluations", "sensitivity_runs"),
+)
+"""Keys of run.json that the record has by the same names."""
 
 
 def read_run(folder: Path) -> Record:
@@ -110,17 +116,13 @@ def _result(data: Json, folder: Path) -> Record:
     layers = tables["layers"]["layer"].map(lambda name: exact.get(name, name))
     engine = {k: v for k, v in data["engine"].items() if k != "cost"}
     return Record(
-        model=data["model"],
+        **{name: data[name] for name in _SAME},
         precision=Precision(data["precision"]),
-        runner=data["runner"],
         cause=Cause(data["cause"]),
-        sentence=data["sentence"],
         causes=[
             CauseFound(Cause(c["name"]), tuple(c["layers"]), c["sentence"])
             for c in data.get("causes", ())
         ],
-        passed=data["passed"],
-        complete=data["complete"],
         plan=_plan(data),
         score=_number(data["score"]),
         base_score=_number(data["base_score"]),
@@ -129,32 +131,20 @@ def _result(data: Json, folder: Path) -> Record:
         outputs=tables["outputs"],
         search=tables["search"],
         pins=tables["pins"].assign(layer=pinned),
-        requirements=tuple(data["requirements"]),
-        samples=tuple(data["samples"]),
         findings=[_made(Finding, found) for found in data["findings"]],
-        evaluations=dict(data["evaluations"]),
-        new_evaluations=int(data["new_evaluations"]),
-        sensitivity_runs=int(data["sensitivity_runs"]),
         seconds=_number(data["seconds"]),
         folder=folder,
-        versions=dict(data["versions"]),
         cost=tables["engines"],
         engine=_engine(engine) if engine else None,
         search_facts=_search(data["search"]) if data["search"] else None,
-        metrics=tuple(data["metrics"]),
-        rewritten=tuple(data["rewritten"]),
         validation=_validation(data) if data["validation_settings"] else None,
-        ranked=data["ranked"],
         given_share=round(1.0 - _number(data["allow_misses"]), 12),
         inputs=tables["inputs"],
         tradeoff=tables["tradeoff"],
         by_requirement=_by_requirement(data),
         budget_minutes=data["budget"] and float(data["budget"]["minutes"]),
         out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),
-        interrupted=data["interrupted"],
-        command=data["command"],
         model_digest=data["model_sha256"],
-        dynamic_inputs=tuple(data["dynamic_inputs"]),
         threads=int(data["machine"]["threads"]),
     )
 
