@@ -93,6 +93,7 @@ PLAN = click.option(
     help="The plan.json that a run wrote.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
 QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 
 
@@ -176,14 +177,15 @@ class InputsCommand(click.Command):
             raise
 
 
-def _print_json(record: Any) -> None:
+def _print(
+    record: Any, show: Callable[..., None], *results: Any, as_json: bool, quiet: bool
+) -> None:
+    """Prints ``record`` as JSON, or ``results`` by ``show``."""
     with output():
-        click.echo(to_json(record))
-
-
-def _print(show: Callable[..., None], *results: Any) -> None:
-    with output():
-        show(terminal.screen(), *results)
+        if as_json:
+            click.echo(to_json(record))
+        elif not quiet:
+            show(terminal.screen(), *results)
 
 
 @click.command("reduce", cls=InputsCommand)
@@ -208,10 +210,9 @@ def reduce_command(
     settings, made_by = Settings(**chosen), shlex.join(["bisect-trt", *sys.argv[1:]])
     with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         found = reduce(settings, Precision(precision), check, made_by, observer)
-    if as_json:
-        _print_json(as_record(found))
-    elif not quiet:
-        _print(terminal.print_reduced, found, result_folder(settings, REDUCED))
+    folder = result_folder(settings, REDUCED)
+    show = terminal.print_reduced
+    _print(as_record(found), show, found, folder, as_json=as_json, quiet=quiet)
     return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
 
 
@@ -236,10 +237,9 @@ def cure_command(
     settings = Settings(**chosen)
     with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         cures = cure(settings, Precision(precision), subgraph, observer)
-    if as_json:
-        _print_json(cures_as_json(cures))
-    elif not quiet:
-        _print(terminal.print_cures, cures, result_folder(settings, CURED))
+    folder = result_folder(settings, CURED)
+    show = terminal.print_cures
+    _print(cures_as_json(cures), show, cures, folder, as_json=as_json, quiet=quiet)
     return EXIT_NOT_MET if cures.needed and cures.smallest is None else EXIT_OK
 
 
@@ -271,7 +271,7 @@ def doctor_command(as_json: bool) -> int:
 )
 @click.option("--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
 @gate_options
-@click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
+@VERBOSE
 @JSON
 @QUIET
 @guarded
@@ -296,11 +296,10 @@ def gate_command(
                 entry = _entry(name, settings, observer)
             gate = Gate(project.out, (*gate.entries, entry), gate.planned)
             write_gate(gate)  # after each model, for users who interrupt
-    with output():
-        if as_json:
-            click.echo(to_json(gate_record(gate)))
-        elif not quiet:
-            terminal.print_page(terminal.screen(), gate_page(gate))
+    page = gate_page(gate)
+    _print(gate_record(gate), terminal.print_page, page, as_json=as_json, quiet=quiet)
+    if not (as_json or quiet):
+        with output():
             click.echo(f"table: {project.out}/gate.md")
     return gate.exit_code
 
@@ -439,7 +438,7 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
     is_flag=True,
     help="Only say how many layers, about how many evaluations and how long.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
+@VERBOSE
 @JSON
 @QUIET
 @guarded
@@ -460,10 +459,7 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
         return 0
     with terminal.progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
         result = run(settings, observer)
-    if as_json:
-        _print_json(result.as_json())
-    elif not quiet:
-        _print(terminal.print_verdict, result)
+    _print(result.as_json(), terminal.print_verdict, result, as_json=as_json, quiet=quiet)
     return result.exit_code
 
 
@@ -476,10 +472,8 @@ def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Error tables only: every baseline's outputs and every layer, without a search."""
     with terminal.progress(quiet=quiet) as observer:
         result = compare(Settings(**chosen), observer)
-    if as_json:
-        _print_json({**result.as_json(), "exit_code": EXIT_OK})
-    elif not quiet:
-        _print(terminal.print_comparison, result)
+    record = {**result.as_json(), "exit_code": EXIT_OK}
+    _print(record, terminal.print_comparison, result, as_json=as_json, quiet=quiet)
     return EXIT_OK
 
 
@@ -503,10 +497,8 @@ def verify_command(
     with terminal.progress(quiet=quiet) as observer:
         verification = verify(Settings(precision=saved.searched, **chosen), saved, observer)
         write_verification(verification)
-    if as_json:
-        _print_json(verification.as_json())
-    elif not quiet:
-        _print(terminal.print_verification, verification)
+    record = verification.as_json()
+    _print(record, terminal.print_verification, verification, as_json=as_json, quiet=quiet)
     return EXIT_OK if verification.passed else EXIT_NOT_MET
 
 
@@ -546,10 +538,8 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
         found = diff_runs(before, after)
         if out is not None:
             write_diff(found, out)
-    if as_json:
-        _print_json(diff_record(found))
-    elif not quiet:
-        _print(terminal.print_page, as_page(found))
+    page = as_page(found)
+    _print(diff_record(found), terminal.print_page, page, as_json=as_json, quiet=quiet)
     return EXIT_NOT_MET if found.worse or found.may_be_worse else EXIT_OK
 
 

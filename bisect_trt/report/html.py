@@ -64,7 +64,7 @@ def environment() -> Environment:
     """The templates of pages, which escape all values."""
     # Jinja's select_autoescape goes by file endings, and .j2 would escape nothing.
     templates = _templates(autoescape=True, finalize=_harmless)
-    templates.filters |= {"brief": brief, "cell": _cell, "code": _code}
+    templates.filters |= {"brief": brief, "cell": text.number, "code": _code}
     return templates
 
 
@@ -98,15 +98,6 @@ def _harmless(value: Any) -> Any:
 def _code(lines: str) -> Markup:
     """Lines of code, with all control characters except line breaks spelled out."""
     return Markup("\n").join(printable(line) for line in lines.split("\n"))
-
-
-def _cell(value: Any) -> str:
-    """The text of a table's cell: words for flags, blank for unknown values."""
-    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, bool) or type(value).__name__ == "bool":
-        return "yes" if value else "no"
-    return text.number(value.item() if hasattr(value, "item") else value)
 
 
 class Tile(NamedTuple):
@@ -173,7 +164,7 @@ def as_html(result: Record) -> str:
     # Constants that partly vanish are many and harmless, so they come last.
     for finding in sorted(result.findings, key=lambda f: (not f.weighty, f.kind == VANISHING)):
         by_kind.setdefault(finding.kind, []).append(finding)
-    inputs, layers = tables.worst_inputs(result.inputs), tables.worst_layers(result.layers)
+    inputs = tables.worst_inputs(result.inputs)
     of_inputs = [str(c) for c in inputs if c not in ("shapes", "sha256")]
     return (
         environment()
@@ -193,9 +184,7 @@ def as_html(result: Record) -> str:
             proved=bool(result.pins["proved"].any()),
             cost=_table(result.cost, tables.COST_COLUMNS),
             engine=text.engine_sentences(result),
-            layers=_table(
-                layers, list(map(str, layers)), left_out=len(result.layers) - len(layers)
-            ),
+            has_layers=len(result.layers) > 0,
             findings=list(by_kind.values()),
             recipes=recipes(result),
             command=_folded(shlex.split(result.command)) if result.command else "",

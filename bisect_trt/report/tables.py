@@ -120,10 +120,6 @@ def _all_layers(state: RunState, plan: PrecisionPlan) -> pd.DataFrame:
     return table
 
 
-_LAYER_COLUMNS = names_in(
-    "layer op pinned sensitivity introduced_max_abs max_abs snr_db finite engine_max_abs "
-    "engine_finite ref_min ref_max"
-)
 _COMPARED_COLUMNS = names_in(
     "layer op values introduced_snr_db introduced_max_abs max_abs snr_db engine_max_abs "
     "engine_finite ref_min ref_max"
@@ -255,23 +251,11 @@ def worst_inputs(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[order].head(12)
 
 
-def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
-    """The 40 rows of the layer table to show: pinned layers, then the most sensitive."""
-    by = next(c for c in ("sensitivity", "introduced_max_abs", "layer") if c in table)
-    ranked = table.sort_values(["pinned", by], ascending=[False, False], kind="stable")
-    columns = [c for c in _LAYER_COLUMNS if c in ranked]
-    if not ranked["pinned"].any():
-        columns.remove("pinned")
-    return ranked[columns].head(40)
-
-
 def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:
     """The 40 rows of the layer table that ``compare`` shows, the worst first.
 
     Layers that make non-finite values come first, then layers that pass them on.
     """
-    if "introduced_finite" not in table:
-        return worst_layers(table)
     makes = ~table["introduced_finite"].astype(bool)
     broken = ~table["finite"].astype(bool) & table["ref_max"].notna()
     where = np.select([makes, broken], ["not finite: made here", "not finite"], "")

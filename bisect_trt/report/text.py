@@ -45,12 +45,13 @@ def is_nearly_all(result: Record) -> bool:
 
 
 def number(value: Any) -> str:
-    """A value for a table: four digits, ``inf`` for infinities, blank for NaN."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return printable(str(value))
-    if isinstance(value, float) and math.isnan(value):
+    """A value for a table: four digits, words for flags, blank for what is unknown."""
+    value = value.item() if hasattr(value, "item") else value  # NumPy's numbers
+    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
 def per_cent(share: float) -> str:

@@ -321,13 +321,10 @@ def test_a_script_that_came_in_anyway_does_not_run(hostile: Opened) -> None:
     hostile.said.clear()
 
 
-def test_without_scripts_the_answer_and_the_worst_layers_are_there(
-    browser: sync_api.Browser, tmp_path: Path
-) -> None:
+def test_without_scripts_the_answer_is_there(browser: sync_api.Browser, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(as_html(synthetic_result(40)), encoding="utf-8")
     found = opened(browser, path, java_script_enabled=False)
     text = found.page.inner_text("body")
     found.page.close()
     assert "Keep 2 of 40 layers in FP32" in text and "need scripts" in text
-    assert "encoder.layers.0.attn.Conv_0" in text
