@@ -38,7 +38,7 @@ from bisect_trt.report.gate import (
     read_project,
     write_gate,
 )
-from bisect_trt.report.read_run import read_run
+from bisect_trt.report.record import read_run
 from bisect_trt.report.reduced import as_record, cures_as_json
 from bisect_trt.runners.doctor import examine
 from bisect_trt.settings import FORMER, Option, Settings, options

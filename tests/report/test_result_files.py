@@ -34,7 +34,7 @@ from bisect_trt.report.files import to_json
 from bisect_trt.report.html import as_html
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.markdown import as_markdown
-from bisect_trt.report.read_run import read_run
+from bisect_trt.report.record import read_run
 from bisect_trt.report.tables import cost_table
 from bisect_trt.steps import engine_layer_errors as engine_layer_errors
 from fixtures.encoders import encoder_decomposed

@@ -16,7 +16,7 @@ import bisect_trt
 from bisect_trt.base.sample import LazyArrays, RecentArrays, Sample
 from bisect_trt.cli import main
 from bisect_trt.inputs.augmentations import check_kinds
-from bisect_trt.report.read_run import read_run
+from bisect_trt.report.record import read_run
 from bisect_trt.report.text import is_least, score_without
 from bisect_trt.steps.samples import _augment
 from fixtures.build import GraphBuilder

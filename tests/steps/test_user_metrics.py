@@ -20,7 +20,7 @@ import bisect_trt
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.outcomes import ValidationVerdict
 from bisect_trt.cli import main
-from bisect_trt.report.read_run import read_run
+from bisect_trt.report.record import read_run
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import healthy, residual
 
