@@ -241,13 +241,11 @@ def _of_given(result: Record) -> str:
 
 def answer_lines(result: Record) -> list[str]:
     """The first lines: answer, validation, next step, cause, before and after."""
-    lines = [headline(result), *validation_sentences(result.validation)[:2], *not_covered(result)]
+    lines = [headline(result), *validation_sentences(result.validation), *not_covered(result)]
     lines += [line for line in (next_step(result), result.sentence) if line]
-    if not math.isnan(result.base_score):
-        after = f"   after: {score_after(result)}" if result.passed else ""
-        wanted = ", ".join(result.requirements)
-        lines.append(f"before: {score_before(result)}{after}   requirement: {wanted}")
-    return lines
+    scores = "" if math.isnan(result.base_score) else f"before: {score_before(result)}   "
+    scores += f"after: {score_after(result)}   " if scores and result.passed else ""
+    return [*lines, f"{scores}requirement: {', '.join(result.requirements)}"]
 
 
 def not_covered(result: Record) -> list[str]:

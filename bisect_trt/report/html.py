@@ -36,8 +36,11 @@ _TRADEOFF = names_in(
     "p50_score p95_score worst_score latency_ms"
 )
 _SEARCH = names_in("evaluation runner on base pins outcome score seconds note")
-_PROOF = names_in("proved proved_on proof_evaluation outcome_without score_without missed_on")
 _NAMED = names_in("layer op module where")
+_PINS = names_in(
+    "layer op module where sensitivity proved proved_on proof_evaluation outcome_without "
+    "score_without missed_on"
+)
 _FLAGS = names_in("pinned source finite engine_finite")
 _LAYERS = names_in(
     "layer op module where pinned source rank sensitivity introduced_rel_range rel_range "
@@ -178,7 +181,7 @@ def as_html(result: Record) -> str:
             inputs=_table(inputs, of_inputs, left_out=len(result.inputs) - len(inputs)),
             searched=text.search_sentences(result),
             search=_table(result.search, _SEARCH),
-            pins=pin_rows(result),
+            pins=_table(_with_places(tables.shown_pins(result)), _PINS),
             unproved=text.unproved(result),
             sources=text.sources(result.layers),
             proved=bool(result.pins["proved"].any()),
@@ -247,24 +250,6 @@ def _table(table: pd.DataFrame, columns: Sequence[str], left_out: int = 0) -> Ta
     present = [c for c in columns if c in table]
     rows = text.scores_in_words(table[present].head(SHOWN_ROWS)).to_numpy(dtype=object).tolist()
     return Table(present, rows, max(left_out, len(table) - SHOWN_ROWS))
-
-
-def pin_rows(result: Record) -> Table:
-    """Each pin with the evaluation that failed without it.
-
-    Where no pin is proved, the pins come with their sensitivities, the worst first.
-    """
-    pins = result.pins
-    if pins.empty:
-        return Table((), ())
-    present = [c for c in ("sensitivity", "module", "file", "line") if c in result.layers]
-    shown = _with_places(pins.merge(result.layers[["layer", *present]], on="layer", how="left"))
-    proof = [c for c in _PROOF if c != "proved" or not pins["proved"].all()]
-    if not pins["proved"].any():
-        proof = []
-        if "sensitivity" in shown:
-            shown = shown.sort_values("sensitivity", ascending=False, kind="stable")
-    return _table(shown, [*_NAMED, "sensitivity", *proof])
 
 
 def layer_data(table: pd.DataFrame) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _written(suite: _Suite, cases: list[_Case]) -> str:
     properties = {"summary": suite.summary}
     if suite.validation is not None:
         properties["robustness"] = word_of(suite.validation) or "not tested"
-        properties["validation"] = " ".join(validation_sentences(suite.validation)[:2])
+        properties["validation"] = " ".join(validation_sentences(suite.validation))
     listed = ElementTree.SubElement(root, "properties")
     for name, value in properties.items():
         ElementTree.SubElement(listed, "property", {"name": name, "value": xml_text(value)})

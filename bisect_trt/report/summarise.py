@@ -22,7 +22,7 @@ from bisect_trt.model.inputs import dynamic_inputs
 from bisect_trt.model.patterns import find_patterns
 from bisect_trt.report.headline import answer_lines, files_line
 from bisect_trt.report.html import as_fragment
-from bisect_trt.report.markdown import answer_lines as markdown_lines
+from bisect_trt.report.markdown import answer_as_markdown
 from bisect_trt.report.record import EngineFacts, MarkingEffect, Record, SearchFacts
 from bisect_trt.report.tables import (
     cost_table,
@@ -110,7 +110,7 @@ class Result(Record):
         return as_fragment(self)
 
     def _repr_markdown_(self) -> str:
-        return "\n".join(markdown_lines(self)) + "\n"
+        return "\n".join(answer_as_markdown(self)) + "\n"
 
 
 @dataclass(frozen=True)

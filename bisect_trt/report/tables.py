@@ -267,13 +267,19 @@ def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def shown_pins(result: Record) -> pd.DataFrame:
-    """The pins with their proofs; where none is proved, with their sensitivities."""
-    if result.pins["proved"].any() or result.pins.empty:
+    """The pins with their proofs and sensitivities; where none is proved, the worst first."""
+    present = [c for c in ("sensitivity", "module", "file", "line") if c in result.layers]
+    if result.pins.empty:
         return result.pins
-    pins = result.pins[["layer", "op", "scope"]]
-    if "sensitivity" not in result.layers:
+    pins = result.pins.merge(result.layers[["layer", *present]], on="layer", how="left")
+    if pins["proved"].all():
+        return pins.drop(columns="proved")
+    if pins["proved"].any():
         return pins
-    return pins.merge(result.layers[["layer", "sensitivity"]], on="layer", how="left")
+    pins = pins[["layer", "op", *present]]
+    if "sensitivity" not in pins:
+        return pins
+    return pins.sort_values("sensitivity", ascending=False, kind="stable")
 
 
 def requirements_table(

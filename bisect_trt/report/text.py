@@ -196,7 +196,7 @@ def validation_sentences(validation: Validation | None) -> list[str]:
     if validation is None:
         return []
     lines = [_tested(validation)]
-    if validation.fitted:  # second, as the terminal shows two sentences
+    if validation.fitted:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     out = validation.holdout
     if out.worst and out.worst_score > 1.0:

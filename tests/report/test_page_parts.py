@@ -15,7 +15,8 @@ from rich.console import Console
 from bisect_trt.base.outcomes import Cause, Finding
 from bisect_trt.base.plan import Precision
 from bisect_trt.report.figures import errors_figure, ranges_figure
-from bisect_trt.report.html import as_html, layer_data, pin_rows
+from bisect_trt.report.html import as_html, layer_data
+from bisect_trt.report.tables import shown_pins
 from bisect_trt.report.terminal import print_verdict
 from bisect_trt.report.text import sources, unproved
 from tests.report.synthetic import synthetic_result
@@ -139,12 +140,9 @@ def test_a_verdict_on_all_outputs_stands_once() -> None:
 
 def test_unproved_pins_stand_the_most_harmful_first() -> None:
     unproven = replace(RESULT, pins=RESULT.pins.assign(proved=False))
-    table = pin_rows(unproven)
-    scores = [row[table.columns.index("sensitivity")] for row in table.rows]
+    scores = shown_pins(unproven)["sensitivity"].to_list()
     assert scores == sorted(scores, reverse=True) and len(scores) == 4
-    assert [
-        row[0] for row in pin_rows(RESULT).rows
-    ] == RESULT.pinned  # a certificate's are in order
+    assert shown_pins(RESULT)["layer"].to_list() == RESULT.pinned  # a certificate's are in order
 
 
 def test_a_dead_channel_is_no_small_one() -> None:
