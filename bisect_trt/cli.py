@@ -284,8 +284,6 @@ def gate_command(
     source = click.get_current_context().get_parameter_source
     given = {n: v for n, v in chosen.items() if source(n) is not ParameterSource.DEFAULT}
     project = read_project(config, out, given)
-    for warning in project.warnings:
-        click.echo(f"warning: {project.path}: {warning}", err=True)
     check_gate_folder(project.out, project.runs)
     gate = Gate(project.out, (), len(project.runs))
     with held_folder(project.out):

@@ -40,10 +40,8 @@ _FILES = ("--input", "--holdout", "--metric", "--augmented")
 class Project:
     """A project file."""
 
-    path: Path
     out: Path  # folder of all runs
     runs: Mapping[str, Settings]  # settings of each model by name, in file order
-    warnings: Sequence[str] = ()  # keys of older versions in the file
 
 
 def run_keys() -> dict[str, tuple[str, Option]]:
@@ -71,8 +69,7 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
     if not isinstance(own_out, str) or not own_out:
         raise BadInputError(f"{path}: out must be a path")
     folder = out if out is not None else path.parent / own_out
-    warnings: list[str] = []
-    shared = _fields(path, "[defaults]", defaults, (), warnings)
+    shared = _fields(path, "[defaults]", defaults, ())
     if not models:
         raise BadInputError(f"{path}: names no model; add a table [models.NAME]")
     runs = {}
@@ -80,14 +77,14 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
         where = f"[models.{name}]"
         if not _NAME.fullmatch(name):
             raise BadInputError(f"{path}: {where}: a name is letters, digits, dots and dashes")
-        own = _fields(path, where, table, ("model", "input"), warnings)
+        own = _fields(path, where, table, ("model", "input"))
         chosen = {**shared, **own, **overriding, "out": folder / name}
         try:
             runs[name] = Settings(**chosen)
             _check_values(runs[name])
         except BadInputError as error:
             raise BadInputError(f"{path}: {where}: {error}") from error
-    return Project(path, folder, runs, warnings)
+    return Project(folder, runs)
 
 
 def _check_values(settings: Settings) -> None:
@@ -120,24 +117,11 @@ def _check_keys(path: Path, where: str, table: Mapping[str, Any], valid: Sequenc
             raise BadInputError(f"{path}: {place}unknown key {key!r}; {hint}")
 
 
-def _in_todays_keys(table: Mapping[str, Any], where: str, warnings: list[str]) -> dict[str, Any]:
-    """Replaces keys of older versions in ``table``, each with a warning."""
-    today: dict[str, Any] = {}
-    for key, value in table.items():
-        new = FORMER.get(f"--{key}", key).removeprefix("--")
-        if new != key:
-            warnings.append(f"{where}: {key!r} is called {new!r} now")
-        today[new] = value
-    return today
-
-
-def _fields(
-    path: Path, where: str, table: Any, required: Sequence[str], warnings: list[str]
-) -> dict[str, Any]:
+def _fields(path: Path, where: str, table: Any, required: Sequence[str]) -> dict[str, Any]:
     """The fields of the settings that a table sets."""
     if not isinstance(table, dict):
         raise BadInputError(f"{path}: {where} must be a table")
-    table = _in_todays_keys(table, where, warnings)
+    table = {FORMER.get(f"--{k}", k).removeprefix("--"): v for k, v in table.items()}
     keys = run_keys()
     _check_keys(path, where, table, [*required, *keys])
     for key in required:

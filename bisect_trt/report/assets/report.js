@@ -71,7 +71,6 @@
   paint();
 
   // The sections' names are the navigation.
-  const links = new Map();
   for (const section of document.querySelectorAll("main > section")) {
     const item = document.createElement("li");
     const link = document.createElement("a");
@@ -79,15 +78,7 @@
     link.textContent = section.id[0].toUpperCase() + section.id.slice(1);
     item.append(link);
     document.querySelector("nav ul").append(item);
-    links.set(section, link);
   }
-  const seen = new IntersectionObserver(
-    (entries) => {
-      for (const entry of entries) links.get(entry.target).toggleAttribute("aria-current", entry.isIntersecting);
-    },
-    { rootMargin: "-45% 0px -45% 0px" },
-  );
-  for (const section of links.keys()) seen.observe(section);
 
   // A plot is drawn when it comes near, so that a page of many layers opens at once; for printing all are.
   const near = new IntersectionObserver(
