@@ -326,15 +326,9 @@ def inspect_command(model: Path, precision: str, as_json: bool) -> int:
         loaded = load_model(model)
         observer.step("inspect")
         inspection = inspect_model(loaded, Precision(precision))
-        observer.step("write")  # a table of 60,000 rows takes longer than the inspection
-        console = terminal.screen()
-        with console.capture() as printed:
-            if not as_json:
-                terminal.print_inspection(console, inspection)
-        text = to_json(inspection.as_json()) + "\n" if as_json else printed.get()
-    with output():
-        click.echo(text, nl=False)
-    return 0
+    record = inspection.as_json()
+    _print(record, terminal.print_inspection, inspection, as_json=as_json, quiet=False)
+    return EXIT_OK
 
 
 @click.command("mark")

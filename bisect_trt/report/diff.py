@@ -223,6 +223,7 @@ def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:
     both = before.layers[kept].merge(after.layers[kept[:1] + kept[2:]], on="layer")
     old, new = (both[f"{measure}_{side}"].astype(float) for side in ("x", "y"))
     was, now = (both[f"{finite}_{side}"].astype("boolean").fillna(True) for side in ("x", "y"))
+    # Errors of non-finite layers cover their finite values only, so flags outrank the ratio.
     ratio = (new / old).where(old != new, 1.0)  # 0 / 0 is no change
     # Other inputs of the same kind move errors by up to half.
     tolerated = 1.5

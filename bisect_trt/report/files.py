@@ -94,6 +94,7 @@ class OwnedFolder:
                 draft = Path(name) / "new"
                 draft.mkdir()
                 yield draft
+                # A folder can only replace an empty one, so the old one is moved away first.
                 if folder.exists():
                     os.replace(folder, Path(name) / "old")
                 os.replace(draft, folder)
@@ -167,6 +168,7 @@ def write_files(folder: Path, contents: Mapping[str, str | onnx.ModelProto]) -> 
                     (draft / file_name).write_bytes(content.encode(errors="replace"))
                 else:
                     save_model(content, draft / file_name)
+            # Weights beside a model first: without them it could not be loaded.
             weights = [path.name for path in draft.iterdir() if path.name not in contents]
             for file_name in (*weights, *contents):
                 os.replace(draft / file_name, folder / file_name)

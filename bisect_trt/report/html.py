@@ -310,6 +310,7 @@ def recipes(result: Record) -> list[Recipe]:
     """Ways to ship the plan; empty where no plan meets the requirements."""
     if not result.passed:
         return []
+    # trtexec and the builder allow TF32 unless it is turned off, which would reduce pins too.
     tf32 = Precision.TF32 in (result.plan.base, result.plan.pin_precision)
     profile = profile_of_inputs(result)
     # As given to the run: relative paths start at the folder in which it was started.

@@ -204,7 +204,7 @@ class Record:
             document["outputs"] = list(self.judged)
         document |= {"requirements": list(self.requirements), "metrics": list(self.metrics)}
         if self.given_share < 1.0:
-            document["holds_on"] = self.given_share
+            document["holds_on"] = self.given_share  # the option's name when the key was made
         if self.validation is not None:
             document["robust"] = self.validation.wanted
             if self.validation.fitted:
@@ -245,7 +245,7 @@ class Record:
             "metrics": list(self.metrics),
             "rewritten": list(self.rewritten),
             "samples": list(self.samples),
-            "allow_misses": round(1.0 - self.given_share, 12),
+            "allow_misses": round(1.0 - self.given_share, 12),  # 1 - 0.9 is not 0.1 in binary
             "validation": self._validation_json(),
             "verdict": word_of(self.validation),
             "validation_settings": self._validation_settings(),

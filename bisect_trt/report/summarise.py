@@ -81,6 +81,7 @@ def search_facts(
     regime = regime_of(len(pinned), len(problem.names))
     suspicion = suspicion_of(state.baselines.layers, scores) if state.baselines is not None else {}
     first = run_statistics.emulators[0]
+    # One emulator only: two may disagree on a set, which is no violation.
     searched = [p for p in run_statistics.log if p.plan.base is plan.base and p.runner == first]
     # Evaluations on a search set end early and at shares of the tolerance, so they do not compare.
     comparable = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on_given]

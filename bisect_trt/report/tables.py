@@ -82,6 +82,7 @@ def failure_sources(graph: Graph, wrong: Mapping[str, bool]) -> frozenset[str]:
     """The wrong layers whose inputs are all right."""
     wrong_tensors: set[str] = set()
     sources = []
+    # Nodes are in execution order, so what a node reads is known before it.
     for node, name in zip(graph.proto.graph.node, graph.names, strict=True):
         reads_wrong = not wrong_tensors.isdisjoint((*node.input, *captured_names(node)))
         if wrong.get(name, reads_wrong):  # a node without errors of its own passes them on
