@@ -71,13 +71,6 @@ INPUT = click.option(
     help="A file (.npz, .npy, polygraphy's .json), folder, glob or MODULE:FUNCTION. Repeatable.",
 )
 
-PRECISION = click.option(
-    "--precision",
-    type=click.Choice(options()["precision"].choices),
-    default="fp16",
-    show_default=True,
-    help=options()["precision"].help,
-)
 ENGINE_PRECISION = click.option(
     "--precision",
     type=click.Choice([p.value for p in Precision]),
@@ -99,26 +92,21 @@ QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 
 def settings_options(command: str) -> Callable[[Command], Command]:
     """Adds MODEL, ``--input`` and the options of :class:`Settings` that ``command`` takes."""
+    return lambda function: MODEL(INPUT(options_of(command)(function)))
+
+
+def options_of(command: str, without: str = "") -> Callable[[Command], Command]:
+    """Adds the options of ``command``, in the order of the settings' fields."""
 
     def decorate(function: Command) -> Command:
-        return MODEL(INPUT(_with_options(function, command)))
+        for name, option in reversed(options().items()):  # click's last decorator comes first
+            if command in option.commands and name != without:
+                default = Settings.__dataclass_fields__[name].default
+                text = option.help_of.get(command, option.help)
+                function = _click_option(name, option, text, default)(function)
+        return function
 
     return decorate
-
-
-def gate_options(function: Command) -> Command:
-    """Adds the options of ``run``, except for model, inputs and folder."""
-    return _with_options(function, "run", without="out")
-
-
-def _with_options(function: Command, command: str, without: str = "") -> Command:
-    """Adds the options of ``command``, in the order of the settings' fields."""
-    for name, option in reversed(options().items()):  # click's last decorator comes first
-        if command in option.commands and name != without:
-            default = Settings.__dataclass_fields__[name].default
-            text = option.help_of.get(command, option.help)
-            function = _click_option(name, option, text, default)(function)
-    return function
 
 
 def _click_option(
@@ -270,7 +258,7 @@ def doctor_command(as_json: bool) -> int:
     help="The models and what each is asked.",
 )
 @click.option("--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
-@gate_options
+@options_of("run", without="out")
 @VERBOSE
 @JSON
 @QUIET
@@ -316,7 +304,7 @@ def _entry(name: str, settings: Settings, observer: terminal.ProgressObserver) -
 
 @click.command("inspect")
 @MODEL
-@PRECISION
+@options_of("inspect")
 @JSON
 @guarded
 def inspect_command(model: Path, precision: str, as_json: bool) -> int:
