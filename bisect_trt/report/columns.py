@@ -50,7 +50,6 @@ TABLES = _tables()
 """The columns of each CSV file, without ".csv", from ``schema/columns.csv``."""
 
 REQUIREMENTS = TABLES.pop("by_requirement")
-LAYERS = TABLES["layers"]
 PINS = TABLES["pins"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -25,17 +25,9 @@ class _Case(NamedTuple):
     shown: str = ""
 
 
-class _Suite(NamedTuple):
-    model: str
-    seconds: float
-    summary: str
-    validation: Validation | None
-
-
 def as_junit(result: Record) -> str:
     """The suite of one run, with failures where the exit code is 1 or the plan overfitted."""
-    suite = _Suite(result.model, result.seconds, headline(result), result.validation)
-    return _written(suite, [*_requirements(result), *_validation(result.validation)])
+    return _written(result, headline(result), _requirements(result))
 
 
 def verification_as_junit(found: Verification) -> str:
@@ -44,12 +36,12 @@ def verification_as_junit(found: Verification) -> str:
     for check in found.checks:
         field = {False: "failure", None: "skipped", True: "shown"}[check.validation]
         cases.append(_Case(check.what, **{field: check.detail}))
-    suite = _Suite(found.model, found.seconds, verdict(found), found.validation)
-    return _written(suite, [*cases, *_validation(found.validation)])
+    return _written(found, verdict(found), cases)
 
 
-def _written(suite: _Suite, cases: list[_Case]) -> str:
-    """The suite as XML."""
+def _written(suite: Record | Verification, summary: str, own: Iterable[_Case]) -> str:
+    """The suite as XML: its own cases, then those of the validation."""
+    cases = [*own, *_validation(suite.validation)]
     counts = {
         "tests": len(cases),
         "failures": sum(bool(case.failure) for case in cases),
@@ -59,7 +51,7 @@ def _written(suite: _Suite, cases: list[_Case]) -> str:
     attributes = {"name": "bisect-trt", "time": f"{suite.seconds:.3f}"}
     attributes |= {name: str(count) for name, count in counts.items()}
     root = ElementTree.Element("testsuite", attributes)
-    properties = {"summary": suite.summary}
+    properties = {"summary": summary}
     if suite.validation is not None:
         properties["robustness"] = word_of(suite.validation) or "not tested"
         properties["validation"] = " ".join(validation_sentences(suite.validation))
