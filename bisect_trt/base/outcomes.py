@@ -137,6 +137,7 @@ class Reproducibility:
 
 def together(found: Sequence[Reproducibility]) -> Reproducibility:
     """Several samples as one: counts add up, the rest is the least reproducible sample's."""
+    # A difference that decides counts more than a larger one that does not.
     last = max(found, key=lambda s: (s.decides, s.differing > 0, _gap(s), s.apart))
     return replace(
         last,
@@ -173,8 +174,8 @@ class InputKind(StrEnum):
 _WORDS = {
     InputKind.GIVEN: "given inputs",
     InputKind.PERTURBED: "perturbed inputs",
-    InputKind.AUGMENTED: "augmented",
-    InputKind.HOLDOUT: "held out",
+    InputKind.AUGMENTED: "augmented inputs",
+    InputKind.HOLDOUT: "held-out inputs",
 }
 
 
@@ -248,6 +249,11 @@ class Validation:
         return tally
 
     @property
+    def tested(self) -> list[tuple[InputKind, Tally]]:
+        """The kinds of inputs that were tested."""
+        return [(kind, self.of(kind)) for kind in InputKind if self.of(kind).tested]
+
+    @property
     def word(self) -> ValidationVerdict | None:
         """The verdict; None where the given inputs miss their share."""
         if not self.given_hold:
@@ -276,6 +282,7 @@ class Validation:
         """Whether the copies of each kind, or the held out inputs, prove the wanted share."""
         tested = [(kind, wanted) for kind, wanted in self._copied if kind.tested]
         bounded = bool(tested) and all(kind.lower_bound >= wanted for kind, wanted in tested)
+        # Copies that the search has used prove nothing of unseen inputs.
         bounded = bounded and not self.spent
         return bounded or (self.holdout_size == 1 and self._holdout_proves)
 
@@ -321,6 +328,7 @@ def _chance(passed: int, tested: int, share: float) -> float:
     """The binomial probability of ``passed`` or fewer of ``tested`` if ``share`` of all pass."""
     if share <= 0.0 or passed >= tested:
         return 1.0
+    # In logarithms: binomial coefficients of thousands of samples overflow a float.
     ways = math.lgamma(tested + 1)
     return math.fsum(
         math.exp(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pandas as pd
 
 from bisect_trt.base.atomic_files import (
@@ -28,9 +29,8 @@ from bisect_trt.base.atomic_files import (
     draft_prefix,
     scratch,
     sweep,
-    write_whole,
 )
-from bisect_trt.base.errors import BadInputError, MachineError, is_disk_full, not_written
+from bisect_trt.base.errors import BadInputError, not_written
 from bisect_trt.model.save import save_model
 from bisect_trt.model.typed import to_typed
 from bisect_trt.report.columns import TABLES, to_csv
@@ -94,6 +94,7 @@ class OwnedFolder:
                 draft = Path(name) / "new"
                 draft.mkdir()
                 yield draft
+                # A folder can only replace an empty one, so the old one is moved away first.
                 if folder.exists():
                     os.replace(folder, Path(name) / "old")
                 os.replace(draft, folder)
@@ -118,15 +119,17 @@ def write_report(result: Record, problem: Problem) -> None:
     tables = {name: getattr(result, name) for name in ("layers", "outputs", "search", "pins")}
     sometimes = {"engines": result.cost, "inputs": result.inputs, "tradeoff": result.tradeoff}
     tables |= {name: table for name, table in sometimes.items() if len(table)}
-    texts = {
-        PLAN: result.plan_json(problem.plan_of_whole(result.plan)) + "\n",
-        **_documents(result),
-        RUN: to_json(result.as_json()) + "\n",
-    }
-    models = {TYPED_MODEL: to_typed(problem.whole, problem.plan_of_whole(result.plan))}
+    plan = problem.plan_of_whole(result.plan)
+    models = {TYPED_MODEL: to_typed(problem.whole, plan)}
     if problem.rewritten:
         models[REWRITTEN_MODEL] = problem.graph.proto
-    _write(result.folder, tables, texts, models)
+    texts = {**_csv_files(tables), **_documents(result), PLAN: result.plan_json(plan) + "\n"}
+    write_files(result.folder, {**models, **texts, RUN: to_json(result.as_json()) + "\n"})
+
+
+def _csv_files(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """The content of each table's file."""
+    return {f"{name}.csv": to_csv(table, TABLES[name]) for name, table in tables.items()}
 
 
 def _documents(result: Record) -> dict[str, str]:
@@ -140,38 +143,37 @@ def _documents(result: Record) -> dict[str, str]:
 
 def write_documents(result: Record) -> None:
     """Writes report.html, report.md and junit.xml again."""
-    _write(result.folder, {}, _documents(result), {})
+    write_files(result.folder, _documents(result))
 
 
 def write_tables(result: Record) -> None:
     """Writes the error tables alone, layers.csv and outputs.csv."""
-    _write(result.folder, {"layers": result.layers, "outputs": result.outputs}, {}, {})
+    tables = {"layers": result.layers, "outputs": result.outputs}
+    write_files(result.folder, _csv_files(tables))
 
 
-def _write(
-    folder: Path, tables: dict[str, pd.DataFrame], texts: dict[str, str], models: dict[str, Any]
-) -> None:
-    """Writes all into a draft folder, then moves each file, so that an error leaves no part."""
+def write_files(folder: Path, contents: Mapping[str, str | onnx.ModelProto]) -> None:
+    """Writes texts and models into ``folder``, all or none, the last one last.
+
+    Raises:
+        MachineError: the disk is full.
+        BadInputError: the folder cannot be written.
+    """
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with scratch("result", folder) as name:
             draft = Path(name)
-            for table_name, table in tables.items():
-                text = to_csv(table, TABLES[table_name])
-                (draft / f"{table_name}.csv").write_bytes(text.encode(errors="replace"))
-            for file_name, text in texts.items():
-                (draft / file_name).write_text(text, encoding="utf-8", errors="replace")
-            for file_name, model in models.items():
-                save_model(model, draft / file_name)
-            for file_name in reversed(RESULT_FILES):  # run.json is first there, so moved last
-                if (draft / file_name).exists():
-                    os.replace(draft / file_name, folder / file_name)
+            for file_name, content in contents.items():
+                if isinstance(content, str):
+                    (draft / file_name).write_bytes(content.encode(errors="replace"))
+                else:
+                    save_model(content, draft / file_name)
+            # Weights beside a model first: without them it could not be loaded.
+            weights = [path.name for path in draft.iterdir() if path.name not in contents]
+            for file_name in (*weights, *contents):
+                os.replace(draft / file_name, folder / file_name)
     except OSError as error:
-        if is_disk_full(error):
-            raise MachineError(
-                f"{folder}: the disk is full, so no report was written; free some space and run "
-                "the same command again: the answers are in the cache"
-            ) from error
-        raise BadInputError(f"{folder}: cannot be written ({error.strerror})") from error
+        raise not_written(f"--out {folder}", error, "; choose another folder") from error
 
 
 def to_json(value: Any) -> str:
@@ -193,23 +195,5 @@ def _plain(value: Any) -> Any:
 
 def write_verification(found: Verification) -> None:
     """Writes verify.json and verify.junit.xml, each whole."""
-    files = {
-        VERIFY_RECORD: to_json(found.as_json()) + "\n",
-        VERIFY_JUNIT: verification_as_junit(found),
-    }
-    write_all(found.folder, files)
-
-
-def write_all(folder: Path, texts: Mapping[str, str]) -> None:
-    """Writes files into ``folder`` in their order, each whole.
-
-    Raises:
-        MachineError: the disk is full.
-        BadInputError: the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_whole(folder / name, text.encode(errors="replace"))
-    except OSError as error:
-        raise not_written(f"--out {folder}", error, "; choose another folder") from error
+    record = to_json(found.as_json()) + "\n"
+    write_files(found.folder, {VERIFY_RECORD: record, VERIFY_JUNIT: verification_as_junit(found)})

@@ -44,6 +44,7 @@ from bisect_trt.model.lost_constants import weight_findings
 from bisect_trt.model.outputs import (
     decided_outputs,
     judged_part,
+    judged_part_sentence,
     names_of,
     tail_outputs,
 )

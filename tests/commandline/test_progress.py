@@ -31,7 +31,7 @@ def test_commands_that_run_nothing_tell_their_stations(tmp_path: Path, steps: li
     said("run", *files, "--runner", "emulated", "--robust", 0, "--out", out)
     plan, target = out / "plan.json", tmp_path / "written.onnx"
     for told, arguments in (
-        (["load", "inspect", "write"], ["inspect", model]),
+        (["load", "inspect"], ["inspect", model]),
         (["load", "mark"], ["mark", model, "--mark", "*", "--output", target]),
         (["load", "export"], ["export", model, "--plan", plan, "--format", "polygraphy"]),
         (["read", "write"], ["report", out]),
@@ -40,15 +40,3 @@ def test_commands_that_run_nothing_tell_their_stations(tmp_path: Path, steps: li
         steps.clear()
         assert said(*arguments).strip()
         assert steps == told, arguments[0]
-
-
-def test_what_is_rendered_beforehand_is_printed_whole(tmp_path: Path) -> None:
-    model = saved(branch(), tmp_path)[0]
-    shown = said("inspect", model)
-    assert shown.endswith("\n") and not shown.endswith("\n\n")
-    assert [line.split()[0] for line in shown.splitlines()[-3:]] == [
-        "/head/ReduceMax",
-        "/head/If",
-        "/head/Add",
-    ]
-    assert said("inspect", model, "--json").startswith("{")

@@ -23,7 +23,7 @@ from bisect_trt.base.interrupt import Observer, StoppedError
 from bisect_trt.base.outcomes import Tally
 from bisect_trt.graph import list_layers
 from bisect_trt.report.diff import diff_runs
-from bisect_trt.report.read_run import read_run
+from bisect_trt.report.record import read_run
 from bisect_trt.settings import Settings
 from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import Problem, load

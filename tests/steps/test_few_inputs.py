@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import bisect_trt
 from bisect_trt.base.sample import LazyArrays, RecentArrays, Sample
 from bisect_trt.inputs.augmentations import augmented_input, check_kinds
-from bisect_trt.report.read_run import read_run
+from bisect_trt.report.record import read_run
 from bisect_trt.report.text import is_least, score_without
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed

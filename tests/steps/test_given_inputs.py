@@ -199,7 +199,7 @@ def test_where_some_inputs_may_miss_the_first_line_says_on_how_many(tmp_path: Pa
     assert f"olds on given {given.passed} of 2" in (properties["validation"] or "")
     assert properties["robustness"] == json.loads((tmp_path / "run.json").read_text())["verdict"]
     shown = {c.get("name"): c.findtext("system-out") for c in suite.iter("testcase")}
-    assert f"{given.passed} of 2 meet" in (shown["holds on the given inputs"] or "")
+    assert f"{given.passed} of 2 meet" in (shown["holds on given inputs"] or "")
     assert "with 95 % confidence" in (shown["holds on perturbed inputs"] or "")
 
 

@@ -18,7 +18,7 @@ import pytest
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.outcomes import ValidationVerdict
-from bisect_trt.report.read_run import read_run
+from bisect_trt.report.record import read_run
 from fixtures.models import healthy, residual
 from tests.command import call, saved
 
