@@ -95,8 +95,8 @@ def test_a_panel_sets_such_draws_aside_and_keeps_the_given_inputs() -> None:
         problem, context, LOW, {InputKind.GIVEN: given, InputKind.PERTURBED: copied}
     )
     assert search_set.set_aside() and not search_set.set_aside()
-    kept = [sample.name for sample, _ in search_set.scores(frozenset("ab"))]
-    assert kept == ["s0", "s1", "s2", "s5"]
+    kept = {kind: [s.name for s in samples] for kind, samples in search_set._samples.items()}
+    assert kept == {InputKind.GIVEN: ["s0", "s1"], InputKind.PERTURBED: ["s2", "s5"]}
     assert (2, 3) not in second.asked, "what one judge misses the next is not asked"
     assert decided_by_pins(problem, context, [first], EVERY, SAMPLES[:2]) == SAMPLES[1:2]
     assert decided_by_pins(problem, context, [first], None, SAMPLES[:2]) == SAMPLES[:2]
