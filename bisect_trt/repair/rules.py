@@ -1,0 +1,69 @@
+"""Applies the rules in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from bisect_trt.model.graph import Graph
+from bisect_trt.repair.constants import (
+    propose_const_through,
+    propose_fold_bn,
+    propose_shift_to_norm,
+)
+from bisect_trt.repair.edits import Edit, Proposal, Ranges, Refusal, Rule, applied
+from bisect_trt.repair.guards import propose_epsilon, propose_log_sum_exp, propose_mask
+from bisect_trt.repair.layernorm import propose_layernorm
+from bisect_trt.repair.scale import propose_scale
+
+PROPOSE: Mapping[Rule, Callable[[Graph, Ranges], Proposal]] = {
+    Rule.FOLD_BN: propose_fold_bn,
+    Rule.CONST_THROUGH: propose_const_through,
+    Rule.MASK: propose_mask,
+    Rule.LOG_SUM_EXP: propose_log_sum_exp,
+    Rule.EPSILON: propose_epsilon,
+    Rule.SHIFT_TO_NORM: propose_shift_to_norm,
+    Rule.SCALE: propose_scale,
+    Rule.LAYERNORM: propose_layernorm,
+}
+"""What each rule proposes for a graph and the ranges of its tensors, in order of application."""
+
+IDENTITY: Mapping[Rule, str] = {
+    Rule.FOLD_BN: "BN(W x + c) = (a W) x + (a c + b), a = scale / sqrt(var + eps)",
+    Rule.CONST_THROUGH: "d * pool(c * x) = (c d) * pool(x)",
+    Rule.MASK: "softmax(s + mask) = softmax(Where(mask < -1, -2^14, s))",
+    Rule.LOG_SUM_EXP: "log(sum(exp(x))) = log(sum(exp(x - max(x)))) + max(x)",
+    Rule.EPSILON: "x / max(|x|, eps) = x / Where(|x| > 0, max(|x|, eps), 1)",
+    Rule.SHIFT_TO_NORM: "norm(x + c) = norm(x)",
+    Rule.SCALE: "f(2^a x, 2^b c) = 2^e f(x, c); norm_eps(x) = norm_{eps 4^a}(2^a x)",
+    Rule.LAYERNORM: "(x - mean) / sqrt(mean((x - mean)^2) + eps) * w + b = LayerNorm(x)",
+}
+"""The formula of each rule, for reports."""
+
+MAX_ROUNDS = 8
+"""How often a rule may be applied: folding one BatchNorm can make room for the next."""
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A graph after edits, in the order in which they were made, and what was refused."""
+
+    graph: Graph
+    edits: tuple[Edit, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def edited(graph: Graph, rules: Collection[Rule], measure: Callable[[Graph], Ranges]) -> Edited:
+    """``graph`` after every edit that ``rules`` propose; ``measure`` gives FP32 ranges."""
+    edits, refusals = list[Edit](), list[Refusal]()
+    ranges = measure(graph)
+    for rule in (r for r in PROPOSE if r in rules):
+        for _ in range(MAX_ROUNDS):
+            found, refused = PROPOSE[rule](graph, ranges)
+            refusals += (r for r in refused if r not in refusals)
+            if not found:
+                break
+            graph = applied(graph, found)
+            edits += found
+            ranges = measure(graph)
+    return Edited(graph, tuple(edits), tuple(refusals))

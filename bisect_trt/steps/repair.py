@@ -1,0 +1,391 @@
+"""Repairs the graph, and proves by running that the repaired one computes the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bisect_trt.base.errors import RunnerFailedError, one_line
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample, evenly
+from bisect_trt.inputs.perturbations import has_two_values
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.layers import with_unique_names
+from bisect_trt.model.roundings import list_movers
+from bisect_trt.repair.edits import Edit, Range, Ranges, Refusal, Rule, beginning, origins_of
+from bisect_trt.repair.rules import PROPOSE, Edited, edited
+from bisect_trt.repair.scale import range_of
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.reference import Reference, outputs_of
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.samples import SEARCH_STREAM, perturbs
+
+RANGED_INPUTS = 8
+"""Given inputs that the tensors' ranges are measured on."""
+
+PERTURBED_INPUTS = 16
+"""Perturbed inputs on which the repaired graph is compared with the original."""
+
+JUDGED_INPUTS = 16
+"""Given and perturbed inputs on which the repaired graph is run reduced."""
+
+MAX_CHANGE = 1e-5
+"""What FP32 may change, of an output's largest value, where its own noise is not larger."""
+
+NOISE_FACTOR = 2.0
+"""One measurement of FP32's noise bounds the next within this factor."""
+
+FACTORS = (2.0, 4.0, 8.0)
+"""Factors on the inputs at which the headroom is measured."""
+
+MIN_HEADROOM = 2.0
+"""A repaired graph must stand inputs this many times as large as those given."""
+
+SCALES = (2.0, 1e-2, 1e-4)
+"""Factors on the inputs at which FP32 must give the same: ranges and epsilons show there."""
+
+MIN_GAIN = 0.8
+"""A repair helps if it makes the score smaller than this part of what it was."""
+
+
+ENOUGH = 0.7
+"""A score that leaves room for other inputs: no edit is made to lower it further."""
+
+
+@dataclass(frozen=True, order=True)
+class Error:
+    """How many inputs everything reduced misses, and its worst score."""
+
+    missed: int
+    score: float
+
+    def helps(self, other: Error) -> bool:
+        """Whether this is clearly less than ``other``, which is not small enough itself."""
+        if other.missed == 0 and other.score <= ENOUGH:
+            return False
+        if self.missed != other.missed:
+            return self.missed < other.missed
+        return self.score < MIN_GAIN * other.score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """A repaired graph and what proves it.
+
+    ``refused`` are proposals that were not made or were taken back. ``original`` and ``repaired``
+    say how wrong everything reduced is. ``change`` is the largest change of an FP32
+    output over its largest value, ``noise`` what another order of FP32's sums changes.
+    ``headroom`` is the factor on the inputs up to which it holds. ``before`` and ``after`` are the
+    ranges of the tensors.
+    """
+
+    graph: Graph
+    edits: tuple[Edit, ...]
+    refused: tuple[Refusal, ...]
+    original: Error
+    repaired: Error
+    change: float
+    noise: float
+    headroom: float
+    before: Ranges
+    after: Ranges
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules that edits were made by, in their order."""
+        return tuple(dict.fromkeys(edit.rule for edit in self.edits))
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No repair was made, and why."""
+
+    refused: tuple[Refusal, ...]
+
+
+def find_repair(problem: Problem, context: Context, rules: Collection[Rule]) -> Repair | Refused:
+    """The edits among ``rules`` that make everything reduced less wrong, proved on inputs.
+
+    Raises:
+        RunnerFailedError: the original graph cannot be run on an input.
+    """
+    context.observer.step("repair")
+    return _Prover(problem, context).best(rules)
+
+
+def repaired_problem(problem: Problem, repair: Repair) -> Problem:
+    """``problem`` with the repaired graph, judged against the original's FP32 outputs."""
+    graph = repair.graph
+    names = "+".join(["repair", *repair.rules])
+    layers = graph.layers_at(problem.settings.precision)
+    return replace(
+        problem,
+        graph=graph,
+        whole=graph,
+        model=replace(
+            problem.model,
+            proto=graph.proto,
+            digest=f"{problem.model.digest}+{names}",
+            written_out=False,
+        ),
+        layers=layers,
+        held_pins=_carried(graph, problem.held_pins),
+        kept_reduced=_carried(graph, problem.kept_reduced),
+        begin=frozenset(),
+        older=None,
+        marked=None,
+    )
+
+
+def _carried(graph: Graph, names: Collection[str]) -> frozenset[str]:
+    """The layers of a repaired graph that are among ``names`` or stand for one of them."""
+    nodes = graph.proto.graph.node
+    return frozenset(
+        layer.name
+        for layer in graph.layers
+        if layer.name in names or not set(names).isdisjoint(origins_of(nodes[layer.index]))
+    )
+
+
+class _Prover:
+    """Runs graphs on the inputs of a proof; measures each at most once."""
+
+    def __init__(self, problem: Problem, context: Context) -> None:
+        self._problem, self._context = problem, context
+        self._start = beginning(problem.graph)
+        self._given = list(problem.samples)
+        self._perturbed = list(
+            perturbs(problem, context, SEARCH_STREAM, PERTURBED_INPUTS, emulated=True)
+        )
+        half = JUDGED_INPUTS // 2
+        self._judged = [*evenly(self._given, half), *self._perturbed[:half]]
+        self._rounds = 0
+        self._known: dict[tuple[Rule, ...], Edited] = {}
+        self._errors: dict[Graph, Error] = {}
+        self._changes: dict[Graph, tuple[float, float, str]] = {}
+
+    def best(self, rules: Collection[Rule]) -> Repair | Refused:
+        """Everything that ``rules`` propose, less what harms or does nothing."""
+        found = self._edited(rules)
+        refused = list(found.refusals)
+        found, taken_back = self._provable(found)
+        refused += taken_back
+        found, taken_back = self._needed(found)
+        refused += taken_back
+        if not found.edits:
+            return Refused(tuple(refused))
+        original, repaired = self._error(self._start), self._error(found.graph)
+        headroom = self._headroom(found.graph, repaired.score)
+        if repaired.score <= 1.0 and headroom < MIN_HEADROOM:
+            reason = f"it fails on inputs {MIN_HEADROOM:g} times as large"
+            return Refused((*refused, *_taken_back(found.edits, reason)))
+        change, noise, _ = self._change(found.graph)
+        return Repair(
+            graph=found.graph,
+            edits=found.edits,
+            refused=tuple(refused),
+            original=original,
+            repaired=repaired,
+            change=change,
+            noise=noise,
+            headroom=headroom,
+            before=self._ranges(self._start),
+            after=self._ranges(found.graph),
+        )
+
+    def _edited(self, rules: Collection[Rule]) -> Edited:
+        key = tuple(rule for rule in PROPOSE if rule in rules)
+        if key not in self._known:
+            self._known[key] = edited(self._start, key, self._ranges)
+        return self._known[key]
+
+    def _provable(self, found: Edited) -> tuple[Edited, list[Refusal]]:
+        """``found`` without the rules whose edits change FP32's outputs."""
+        refused = list[Refusal]()
+        while found.edits and not self._is_exact(found):
+            change, _, where = self._change(found.graph)
+            reason = f"it changes an FP32 output by {change:.3g} of its largest value on {where}"
+            without = (self._edited(rules) for rules in self._without_one(_rules_of(found)))
+            less = next((e for e in without if self._is_exact(e)), self._edited(()))
+            kept = _rules_of(less)
+            refused += _taken_back((e for e in found.edits if e.rule not in kept), reason)
+            found = less
+        return found, refused
+
+    @staticmethod
+    def _without_one(rules: Sequence[Rule]) -> Iterator[list[Rule]]:
+        return ([r for r in rules if r is not left_out] for left_out in reversed(rules))
+
+    def _is_exact(self, found: Edited) -> bool:
+        change, noise, _ = self._change(found.graph)
+        return change <= max(MAX_CHANGE, NOISE_FACTOR * noise)
+
+    def _needed(self, found: Edited) -> tuple[Edited, list[Refusal]]:
+        """``found`` without the rules that do not make everything reduced less wrong."""
+        refused = list[Refusal]()
+        for rule in reversed(_rules_of(found)):
+            less = self._edited([r for r in _rules_of(found) if r is not rule])
+            with_it, without = self._error(found.graph), self._error(less.graph)
+            if not with_it.helps(without):
+                edits = (e for e in found.edits if e.rule is rule)
+                refused += _taken_back(edits, "without it the error is as small")
+                found = less
+        return found, refused
+
+    def _ranges(self, graph: Graph) -> dict[str, Range]:
+        """The FP32 range of each tensor that can be reduced, and of the inputs."""
+        precision = self._problem.settings.precision
+        found: dict[str, Range] = {}
+
+        def add(name: str, values: np.ndarray) -> None:
+            now, before = range_of(values), found.get(name)
+            if now is not None and before is not None:
+                now = Range(max(now.largest, before.largest), min(now.median, before.median))
+            if now is not None:
+                found[name] = now
+
+        runner = EmulatedRunner(graph, precision)
+        samples = evenly(self._given, RANGED_INPUTS)
+        self._rounds += 1
+        for number, sample in enumerate(samples):
+            self._context.observer.progress(number, len(samples), f"ranges, round {self._rounds}")
+            self._context.time.check()
+            for name, array in sample.arrays.items():
+                if array.dtype == np.float32:
+                    add(name, array)
+            for _, tensor, values in runner.exact(sample, precision):
+                add(tensor, values)
+        runner.release()
+        return found
+
+    def _plan(self, graph: Graph) -> PrecisionPlan:
+        problem = self._problem
+        precision = problem.settings.precision
+        movers = list_movers(graph, precision).apart_from(_carried(graph, problem.kept_reduced))
+        return PrecisionPlan(precision, held=_carried(graph, problem.held_pins), movers=movers)
+
+    def _error(self, graph: Graph) -> Error:
+        """How wrong everything reduced is on given and perturbed inputs."""
+        if graph not in self._errors:
+            references = [self._context.references.of(sample) for sample in self._judged]
+            scores = list(self._scores(graph, self._judged, references))
+            scores += [math.inf] * (len(self._judged) - len(scores))
+            self._errors[graph] = Error(sum(s > 1.0 for s in scores), max(scores))
+        return self._errors[graph]
+
+    def _scores(
+        self, graph: Graph, samples: Sequence[Sample], references: Sequence[Arrays]
+    ) -> Iterator[float]:
+        runner = EmulatedRunner(graph, self._problem.settings.precision)
+        requirements = self._problem.requirements
+        try:
+            outputs = runner.outputs(self._plan(graph), samples)
+            for reference, candidate in zip(references, outputs, strict=True):
+                self._context.time.check()
+                yield requirements.judge(reference, candidate).score
+        except RunnerFailedError:  # such as an index that became NaN
+            return
+        finally:
+            runner.release()
+
+    def _headroom(self, graph: Graph, score: float) -> float:
+        """The largest factor on the inputs at which the graph is about as right as on them."""
+        limit = max(1.0, 2.0 * score)
+        original = Reference(self._problem.graph)
+        found = 1.0
+        for factor in FACTORS:
+            samples = [_times(s, factor) for s in self._given[:RANGED_INPUTS]]
+            try:
+                references = [original.outputs(s) for s in samples]
+            except RunnerFailedError:
+                break
+            scores = list(self._scores(graph, samples, references))
+            if len(scores) < len(samples) or max(scores) > limit:
+                break
+            found = factor
+        original.release()
+        return found
+
+    def _change(self, graph: Graph) -> tuple[float, float, str]:
+        """The largest change of an FP32 output, the largest noise, and the input of the change."""
+        if graph not in self._changes:
+            self._changes[graph] = self._measured_change(graph)
+        return self._changes[graph]
+
+    def _measured_change(self, graph: Graph) -> tuple[float, float, str]:
+        original, new = Reference(self._problem.graph), Reference(graph)
+        change, noise, where = 0.0, 0.0, ""
+        for sample in self._probes():
+            self._context.time.check()
+            try:
+                exact = original.outputs(sample)
+            except RunnerFailedError:
+                continue  # the original does not take this factor
+            written = with_unique_names(self._problem.graph.taking(sample.arrays).proto)
+            other = outputs_of(written, sample.arrays, sample.name)
+            noise = max(noise, *(_moved(exact[n], other[n]) for n in exact))
+            try:
+                candidate = new.outputs(sample)
+            except RunnerFailedError as error:
+                return math.inf, noise, f"{sample.name} ({one_line(error)})"
+            moved = max(_moved(exact[n], candidate[n]) for n in exact)
+            if moved > change:
+                change, where = moved, sample.name
+        original.release()
+        new.release()
+        return change, noise, where
+
+    def _probes(self) -> Iterator[Sample]:
+        """The inputs of the FP32 proof: given, perturbed, scaled, with masks all on and all off."""
+        yield from self._given
+        yield from self._perturbed
+        for sample in evenly(self._given, RANGED_INPUTS):
+            yield from (_times(sample, factor) for factor in SCALES)
+            yield from _masked(sample)
+
+
+def _rules_of(found: Edited) -> list[Rule]:
+    made = {edit.rule for edit in found.edits}
+    return [rule for rule in PROPOSE if rule in made]
+
+
+def _taken_back(edits: Iterable[Edit], reason: str) -> list[Refusal]:
+    return [Refusal(edit.rule, edit.nodes, f"taken back: {reason}") for edit in edits]
+
+
+def _times(sample: Sample, factor: float) -> Sample:
+    """``sample`` with its float inputs scaled; masks of two values stay."""
+    arrays = {
+        name: array * array.dtype.type(factor)
+        if array.dtype.kind == "f" and not (array.size > 1 and has_two_values(array))
+        else array
+        for name, array in sample.arrays.items()
+    }
+    return Sample(f"{sample.name} times {factor:g}", arrays, True)
+
+
+def _masked(sample: Sample) -> Iterator[Sample]:
+    """``sample`` with each input of two values all low, then all high."""
+    for name, array in sample.arrays.items():
+        if array.size < 2 or array.dtype.hasobject or not has_two_values(array):
+            continue
+        for value in (array.min(), array.max()):
+            arrays = {**sample.arrays, name: np.full_like(array, value)}
+            yield Sample(f"{sample.name}, {name} all {value}", arrays, True)
+
+
+def _moved(exact: np.ndarray, candidate: np.ndarray) -> float:
+    """The largest difference over the largest value, where the original is finite."""
+    if exact.dtype.kind != "f":
+        return 0.0 if np.array_equal(exact, candidate) else math.inf
+    finite = np.isfinite(exact)
+    if exact.shape != candidate.shape or not np.isfinite(candidate[finite]).all():
+        return math.inf
+    size = float(np.abs(exact[finite]).max(initial=0.0))
+    error = float(np.abs(exact[finite].astype(np.float64) - candidate[finite]).max(initial=0.0))
+    return error / size if size else float(error > 0.0) and math.inf
