@@ -55,10 +55,22 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True)
 class Range:
-    """What FP32 showed of a tensor: its largest and median absolute values, both without zeros."""
+    """What FP32 showed of a tensor: absolute values, without zeros.
+
+    ``median`` is the smallest of the medians that single inputs have.
+    """
 
     largest: float
     median: float
+    smallest: float
+
+    def joined(self, other: Range) -> Range:
+        """The range on the inputs of both."""
+        return Range(
+            max(self.largest, other.largest),
+            min(self.median, other.median),
+            min(self.smallest, other.smallest),
+        )
 
 
 Ranges = Mapping[str, Range]

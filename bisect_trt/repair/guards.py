@@ -54,7 +54,8 @@ def _mask(wiring: Wiring, ranges: Ranges, index: int) -> Edit:
     scores, mask, lowest = _sides(wiring, ranges, node)
     require(lowest < -LARGEST_FP16 / HEADROOM)
     largest = ranges[scores].largest if scores in ranges else 0.0
-    limit = min(float(np.spacing(np.float32(-lowest))) / 2, LARGEST_SCORE)
+    with np.errstate(over="ignore"):  # of the largest number there is
+        limit = min(float(np.spacing(np.float32(-lowest))) / 2, LARGEST_SCORE)
     require(
         largest < limit,
         f"scores reach {largest:.4g}, and a mask of {lowest:.4g} hides them below {limit:.4g} only",
@@ -137,7 +138,7 @@ def _check_two_values(wiring: Wiring, ranges: Ranges, mask: str, lowest: float) 
     """Refuses unless each value of ``mask`` was 0 or ``lowest`` on all inputs."""
     found = ranges.get(mask)
     several = "the mask has values beside 0 and its lowest"
-    require(found is not None and found.median == found.largest, several)
+    require(found is not None and found.smallest == found.largest, several)
     index = wiring.maker.get(mask, -1)
     if index < 0:
         return

@@ -9,13 +9,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from bisect_trt.model.graph import HAS_LAYER_NORMALIZATION, Graph
+from bisect_trt.model.graph import Graph
 from bisect_trt.repair.edits import (
     Edit,
     NoMatchError,
     Proposal,
     Ranges,
-    Refusal,
     Rule,
     Wiring,
     attribute,
@@ -48,12 +47,7 @@ def propose_layernorm(graph: Graph, ranges: Ranges) -> Proposal:
     LayerNormalization(x). Sources: NAFNet, UniMatch (AutoCast's documentation, TensorRT's warning
     on LayerNorm in FP16).
     """
-    edits, refusals = searched(graph, ranges, Rule.LAYERNORM, _fused)
-    if edits and graph.opset < HAS_LAYER_NORMALIZATION:
-        nodes = tuple(edit.nodes[0] for edit in edits)
-        reason = f"the operator needs opset {HAS_LAYER_NORMALIZATION}; export the model with it"
-        return (), (*refusals, Refusal(Rule.LAYERNORM, nodes, reason))
-    return edits, refusals
+    return searched(graph, ranges, Rule.LAYERNORM, _fused)
 
 
 def _fused(wiring: Wiring, ranges: Ranges, index: int) -> Edit:

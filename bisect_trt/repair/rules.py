@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from bisect_trt.model.graph import Graph
+from bisect_trt.model.graph import HAS_LAYER_NORMALIZATION, Graph
 from bisect_trt.repair.constants import (
     propose_const_through,
     propose_fold_bn,
@@ -54,12 +54,19 @@ class Edited:
 
 
 def edited(graph: Graph, rules: Collection[Rule], measure: Callable[[Graph], Ranges]) -> Edited:
-    """``graph`` after every edit that ``rules`` propose; ``measure`` gives FP32 ranges."""
+    """``graph`` after every edit that ``rules`` propose; ``measure`` gives FP32 ranges.
+
+    Raises:
+        BadInputError: ONNX's converter cannot raise the graph to the opset of a rule's operator.
+    """
     edits, refusals = list[Edit](), list[Refusal]()
     ranges = measure(graph)
     for rule in (r for r in PROPOSE if r in rules):
         for _ in range(MAX_ROUNDS):
             found, refused = PROPOSE[rule](graph, ranges)
+            if found and rule is Rule.LAYERNORM and graph.opset < HAS_LAYER_NORMALIZATION:
+                graph = graph.raised(HAS_LAYER_NORMALIZATION)
+                found, refused = PROPOSE[rule](graph, ranges)
             refusals += (r for r in refused if r not in refusals)
             if not found:
                 break

@@ -292,8 +292,11 @@ def range_of(array: NDArray[np.float32]) -> Range | None:
     values = values[np.isfinite(values) & (values > 0)]
     if not values.size:
         return None
-    step = max(1, values.size // SAMPLED)
-    return Range(float(values.max()), float(np.median(values[::step])))
+    sampled = values[:: max(1, values.size // SAMPLED)]
+    middle = sampled.size // 2  # no mean of two, which may leave FP32's range
+    return Range(
+        float(values.max()), float(np.partition(sampled, middle)[middle]), float(values.min())
+    )
 
 
 def _costs(observed: Range, constant: bool) -> Iterator[tuple[float, float, float]]:

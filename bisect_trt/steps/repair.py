@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,6 +57,24 @@ ENOUGH = 0.7
 """A score that leaves room for other inputs: no edit is made to lower it further."""
 
 
+@dataclass(frozen=True)
+class Change:
+    """What an edit changes of FP32's outputs.
+
+    ``share`` is the largest change of an output over its largest value, ``where`` the input that
+    shows it. ``noise`` is what another order of FP32's sums changes.
+    """
+
+    share: float
+    noise: float
+    where: str
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is no more than FP32's rounding."""
+        return self.share <= max(MAX_CHANGE, NOISE_FACTOR * self.noise)
+
+
 @dataclass(frozen=True, order=True)
 class Error:
     """How many inputs everything reduced misses, and its worst score."""
@@ -78,9 +96,7 @@ class Repair:
     """A repaired graph and what proves it.
 
     ``refused`` are proposals that were not made or were taken back. ``original`` and ``repaired``
-    say how wrong everything reduced is. ``change`` is the largest change of an FP32
-    output over its largest value, ``noise`` what another order of FP32's sums changes.
-    ``headroom`` is the factor on the inputs up to which it holds. ``before`` and ``after`` are the
+    say how wrong everything reduced is. ``change`` is what the edits change in FP32. ``headroom`` is the factor on the inputs up to which it holds. ``before`` and ``after`` are the
     ranges of the tensors.
     """
 
@@ -89,8 +105,7 @@ class Repair:
     refused: tuple[Refusal, ...]
     original: Error
     repaired: Error
-    change: float
-    noise: float
+    change: Change
     headroom: float
     before: Ranges
     after: Ranges
@@ -164,10 +179,11 @@ class _Prover:
         )
         half = JUDGED_INPUTS // 2
         self._judged = [*evenly(self._given, half), *self._perturbed[:half]]
+        self._check_time = context.time.check
         self._rounds = 0
         self._known: dict[tuple[Rule, ...], Edited] = {}
         self._errors: dict[Graph, Error] = {}
-        self._changes: dict[Graph, tuple[float, float, str]] = {}
+        self._changes: dict[Graph, Change] = {}
 
     def best(self, rules: Collection[Rule]) -> Repair | Refused:
         """Everything that ``rules`` propose, less what harms or does nothing."""
@@ -184,15 +200,13 @@ class _Prover:
         if repaired.score <= 1.0 and headroom < MIN_HEADROOM:
             reason = f"it fails on inputs {MIN_HEADROOM:g} times as large"
             return Refused((*refused, *_taken_back(found.edits, reason)))
-        change, noise, _ = self._change(found.graph)
         return Repair(
             graph=found.graph,
             edits=found.edits,
             refused=tuple(refused),
             original=original,
             repaired=repaired,
-            change=change,
-            noise=noise,
+            change=self._change(found.graph),
             headroom=headroom,
             before=self._ranges(self._start),
             after=self._ranges(found.graph),
@@ -207,11 +221,13 @@ class _Prover:
     def _provable(self, found: Edited) -> tuple[Edited, list[Refusal]]:
         """``found`` without the rules whose edits change FP32's outputs."""
         refused = list[Refusal]()
-        while found.edits and not self._is_exact(found):
-            change, _, where = self._change(found.graph)
-            reason = f"it changes an FP32 output by {change:.3g} of its largest value on {where}"
+        while found.edits and not (change := self._change(found.graph)).is_exact:
+            reason = (
+                f"it changes an FP32 output by {change.share:.3g} of its largest value on "
+                f"{change.where}"
+            )
             without = (self._edited(rules) for rules in self._without_one(_rules_of(found)))
-            less = next((e for e in without if self._is_exact(e)), self._edited(()))
+            less = next((e for e in without if self._change(e.graph).is_exact), self._edited(()))
             kept = _rules_of(less)
             refused += _taken_back((e for e in found.edits if e.rule not in kept), reason)
             found = less
@@ -220,10 +236,6 @@ class _Prover:
     @staticmethod
     def _without_one(rules: Sequence[Rule]) -> Iterator[list[Rule]]:
         return ([r for r in rules if r is not left_out] for left_out in reversed(rules))
-
-    def _is_exact(self, found: Edited) -> bool:
-        change, noise, _ = self._change(found.graph)
-        return change <= max(MAX_CHANGE, NOISE_FACTOR * noise)
 
     def _needed(self, found: Edited) -> tuple[Edited, list[Refusal]]:
         """``found`` without the rules that do not make everything reduced less wrong."""
@@ -244,17 +256,15 @@ class _Prover:
 
         def add(name: str, values: np.ndarray) -> None:
             now, before = range_of(values), found.get(name)
-            if now is not None and before is not None:
-                now = Range(max(now.largest, before.largest), min(now.median, before.median))
             if now is not None:
-                found[name] = now
+                found[name] = now if before is None else now.joined(before)
 
         runner = EmulatedRunner(graph, precision)
         samples = evenly(self._given, RANGED_INPUTS)
         self._rounds += 1
         for number, sample in enumerate(samples):
             self._context.observer.progress(number, len(samples), f"ranges, round {self._rounds}")
-            self._context.time.check()
+            self._check_time()
             for name, array in sample.arrays.items():
                 if array.dtype == np.float32:
                     add(name, array)
@@ -286,7 +296,7 @@ class _Prover:
         try:
             outputs = runner.outputs(self._plan(graph), samples)
             for reference, candidate in zip(references, outputs, strict=True):
-                self._context.time.check()
+                self._check_time()
                 yield requirements.judge(reference, candidate).score
         except RunnerFailedError:  # such as an index that became NaN
             return
@@ -311,42 +321,54 @@ class _Prover:
         original.release()
         return found
 
-    def _change(self, graph: Graph) -> tuple[float, float, str]:
-        """The largest change of an FP32 output, the largest noise, and the input of the change."""
+    def _change(self, graph: Graph) -> Change:
         if graph not in self._changes:
-            self._changes[graph] = self._measured_change(graph)
+            probes = probes_of(self._given, self._perturbed)
+            self._changes[graph] = fp32_change(self._problem.graph, graph, probes, self._check_time)
         return self._changes[graph]
 
-    def _measured_change(self, graph: Graph) -> tuple[float, float, str]:
-        original, new = Reference(self._problem.graph), Reference(graph)
-        change, noise, where = 0.0, 0.0, ""
-        for sample in self._probes():
-            self._context.time.check()
-            try:
-                exact = original.outputs(sample)
-            except RunnerFailedError:
-                continue  # the original does not take this factor
-            written = with_unique_names(self._problem.graph.taking(sample.arrays).proto)
-            other = outputs_of(written, sample.arrays, sample.name)
-            noise = max(noise, *(_moved(exact[n], other[n]) for n in exact))
-            try:
-                candidate = new.outputs(sample)
-            except RunnerFailedError as error:
-                return math.inf, noise, f"{sample.name} ({one_line(error)})"
-            moved = max(_moved(exact[n], candidate[n]) for n in exact)
-            if moved > change:
-                change, where = moved, sample.name
-        original.release()
-        new.release()
-        return change, noise, where
 
-    def _probes(self) -> Iterator[Sample]:
-        """The inputs of the FP32 proof: given, perturbed, scaled, with masks all on and all off."""
-        yield from self._given
-        yield from self._perturbed
-        for sample in evenly(self._given, RANGED_INPUTS):
-            yield from (_times(sample, factor) for factor in SCALES)
-            yield from _masked(sample)
+def probes_of(given: Sequence[Sample], perturbed: Sequence[Sample]) -> Iterator[Sample]:
+    """The inputs of the FP32 proof: given, perturbed, scaled, with masks all on and all off."""
+    yield from given
+    yield from perturbed
+    for sample in evenly(given, RANGED_INPUTS):
+        yield from (_times(sample, factor) for factor in SCALES)
+        yield from _masked(sample)
+
+
+def fp32_change(
+    original: Graph,
+    edited: Graph,
+    samples: Iterable[Sample],
+    before_each: Callable[[], None] = lambda: None,
+) -> Change:
+    """What ``edited`` changes of the FP32 outputs of ``original``, the worst of ``samples``.
+
+    Samples that the original does not take are left out. One that only ``edited`` does not take
+    is an infinite change.
+    """
+    exactly, newly = Reference(original), Reference(edited)
+    share, noise, where = 0.0, 0.0, ""
+    for sample in samples:
+        before_each()
+        try:
+            exact = exactly.outputs(sample)
+        except RunnerFailedError:
+            continue
+        written = with_unique_names(original.taking(sample.arrays).proto)
+        other = outputs_of(written, sample.arrays, sample.name)
+        noise = max(noise, *(_moved(exact[n], other[n]) for n in exact))
+        try:
+            candidate = newly.outputs(sample)
+        except RunnerFailedError as error:
+            return Change(math.inf, noise, f"{sample.name} ({one_line(error)})")
+        moved = max(_moved(exact[n], candidate[n]) for n in exact)
+        if moved > share:
+            share, where = moved, sample.name
+    exactly.release()
+    newly.release()
+    return Change(share, noise, where)
 
 
 def _rules_of(found: Edited) -> list[Rule]:

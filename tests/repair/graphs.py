@@ -53,10 +53,8 @@ def ranges_of(graph: Graph, feeds: Sequence[Arrays]) -> Ranges:
     for feed in feeds:
         for name, array in {**run(model, feed), **feed}.items():
             now, before = range_of(array) if array.dtype == np.float32 else None, found.get(name)
-            if now is not None and before is not None:
-                now = Range(max(now.largest, before.largest), min(now.median, before.median))
             if now is not None:
-                found[name] = now
+                found[name] = now if before is None else now.joined(before)
     return found
 
 
