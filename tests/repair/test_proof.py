@@ -127,7 +127,10 @@ def faulty(edits: tuple[Edit, ...], rule: Rule) -> Iterator[tuple[str, tuple[Edi
             if rule is Rule.EPSILON and name.endswith("__one"):
                 continue  # divides zeros
             if array.dtype == np.float32:
-                wrong = with_constant(edit, name, array * np.float32(1.01) + np.float32(0.5))
+                wrong_values = array * np.float32(1.01) + np.float32(0.5)
+                if name.endswith("__limit"):  # 0.5 or -1, which any number between does as well
+                    wrong_values = -array
+                wrong = with_constant(edit, name, wrong_values)
                 yield f"{name} is off", (*others[0], wrong, *others[1])
 
 
