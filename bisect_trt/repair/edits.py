@@ -34,7 +34,7 @@ SMALLEST_FP16 = 2.0**-24
 """The smallest positive number of FP16; half of it and less becomes 0."""
 
 HEADROOM = 4.0
-"""A value is to stay this many times below FP16's largest: an input twice as large, squared."""
+"""A value is to stay this many times below FP16's largest, whatever inputs twice as large show."""
 
 ORIGINS = "bisect_trt.origins"
 """The metadata key of the nodes that a repaired node stands for, as a list in JSON."""
@@ -53,23 +53,26 @@ class Rule(StrEnum):
     LAYERNORM = "layernorm"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Range:
     """What FP32 showed of a tensor: absolute values, without zeros.
 
-    ``median`` is the smallest of the medians that single inputs have.
+    ``median`` is the smallest of the medians that single inputs have. ``reach`` is what there must
+    be room for: inputs twice as large.
     """
 
     largest: float
     median: float
     smallest: float
+    reach: float
 
     def joined(self, other: Range) -> Range:
         """The range on the inputs of both."""
         return Range(
-            max(self.largest, other.largest),
-            min(self.median, other.median),
-            min(self.smallest, other.smallest),
+            largest=max(self.largest, other.largest),
+            median=min(self.median, other.median),
+            smallest=min(self.smallest, other.smallest),
+            reach=max(self.reach, other.reach),
         )
 
 
@@ -332,4 +335,4 @@ def searched(graph: Graph, ranges: Ranges, rule: Rule, find: Finder) -> Proposal
 
 def at_stake(ranges: Ranges, names: Iterable[str]) -> bool:
     """Whether one of the tensors ``names`` comes near FP16's largest number."""
-    return any(ranges[n].largest > LARGEST_FP16 / HEADROOM for n in names if n in ranges)
+    return any(ranges[n].reach > LARGEST_FP16 for n in names if n in ranges)

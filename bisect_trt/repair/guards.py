@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -160,16 +161,19 @@ def _two_valued(values: NDArray[Any], lowest: float) -> None:
 
 
 def propose_epsilon(graph: Graph, ranges: Ranges) -> Proposal:
-    """Guards a division by a norm whose epsilon FP16 rounds to 0.
+    """Guards a division whose epsilon FP16 rounds to 0.
 
-    Identity: x / max(|x|, eps) = x / Where(|x| > 0, max(|x|, eps), 1), since x is 0 where its norm
-    is. Sources: kornia #4021, OpenVINO #8676.
+    Identities: x / max(|x|, eps) = x / Where(|x| > 0, max(|x|, eps), 1), since x is 0 where its
+    norm is; x / d = x / Where(d = 0, 1, d) for d = n + eps or its root, which is never 0 in real
+    arithmetic. Sources: kornia #4021, OpenVINO #8676.
     """
     return searched(graph, ranges, Rule.EPSILON, _epsilon)
 
 
 def _epsilon(wiring: Wiring, ranges: Ranges, index: int) -> Edit:
     node = wiring.nodes[index]
+    if node.op_type == "Add":
+        return _added_epsilon(wiring, index)
     require(node.op_type in ("Clip", "Max"))
     if node.op_type == "Max":
         norm, constant = wiring.with_constant(index)
@@ -204,6 +208,50 @@ def _epsilon(wiring: Wiring, ranges: Ranges, index: int) -> Edit:
         replaced={index: (new, compare, choose)},
         constants={zero: np.array(0.0, np.float32), one: np.array(1.0, np.float32)},
     )
+
+
+def _added_epsilon(wiring: Wiring, index: int) -> Edit:
+    """Guards what divides by a sum with a vanishing epsilon, or by its root."""
+    _, constant = wiring.with_constant(index)
+    epsilon = wiring.scalar(constant)
+    require(0 < epsilon < 2 * SMALLEST_FP16)
+    last = index
+    if all(
+        wiring.nodes[r].op_type == "Sqrt" for r in wiring.readers.get(_output(wiring, index), [])
+    ):
+        last = wiring.only_reader(_output(wiring, index), "Sqrt")
+    divisor = _output(wiring, last)
+    readers = wiring.readers.get(divisor, [])
+    require(bool(readers) and divisor not in wiring.outputs and divisor not in wiring.captured)
+    for reader in readers:
+        node = wiring.nodes[reader]
+        divides = node.op_type == "Div" and node.input[0] != divisor
+        require(divides or node.op_type == "Reciprocal")
+    node = wiring.nodes[last]
+    zero, one = wiring.fresh(f"{node.name}__zero"), wiring.fresh(f"{node.name}__one")
+    computed, vanishes = wiring.fresh(f"{divisor}__computed"), wiring.fresh(f"{divisor}__vanishes")
+    new = copied(node)
+    new.output[0] = computed
+    compare = helper.make_node(
+        "Equal", [computed, zero], [vanishes], wiring.fresh(f"{vanishes}__Equal")
+    )
+    choose = helper.make_node(
+        "Where", [vanishes, one, computed], [divisor], wiring.fresh(f"{node.name}__Where")
+    )
+    note_origins(choose, [node.name])
+    return Edit(
+        rule=Rule.EPSILON,
+        nodes=(node.name,),
+        tensors=(divisor,),
+        sentence="a divisor of 0 counts as 1",
+        changed=(Changed(f"{wiring.names[index]}: epsilon", f"{epsilon:.4g}", "1 in place of 0"),),
+        replaced={last: (new, compare, choose)},
+        constants={zero: np.array(0.0, np.float32), one: np.array(1.0, np.float32)},
+    )
+
+
+def _output(wiring: Wiring, index: int) -> str:
+    return str(wiring.nodes[index].output[0])
 
 
 def _normed(wiring: Wiring, norm: str) -> str:
@@ -241,13 +289,16 @@ def propose_log_sum_exp(graph: Graph, ranges: Ranges) -> Proposal:
     """Writes exponentials that leave FP16's range in their stable form.
 
     Identities, with m = max(x): log(sum(exp(x))) = log(sum(exp(x - m))) + m;
-    exp(x) / sum(exp(x)) = softmax(x); log(1 + exp(x)) = softplus(x). Source: TensorRT #3952.
+    exp(x) / sum(exp(x)) = softmax(x); log(1 + exp(x)) = softplus(x);
+    log(softmax(x)) = x - m - log(sum(exp(x - m))). Sources: TensorRT #3952, coremltools #2727.
     """
     return searched(graph, ranges, Rule.LOG_SUM_EXP, _exponential)
 
 
 def _exponential(wiring: Wiring, ranges: Ranges, index: int) -> Edit:
     exp = wiring.nodes[index]
+    if exp.op_type in ("Softmax", "LogSoftmax"):
+        return _log_softmax(wiring, ranges, index)
     require(exp.op_type == "Exp")
     # The sum of exponentials that all vanish is 0, and its logarithm wrong.
     loud = at_stake(ranges, exp.output)
@@ -364,6 +415,54 @@ def _log_of_sum(wiring: Wiring, ranges: Ranges, index: int, summed: int, loud: b
         tensors=(exp.output[0], total.output[0]),
         sentence="the maximum is taken out of the exponentials",
         replaced={index: (*maxima, sub, new_exp), log: (new_log, add)},
+        constants=constants,
+    )
+
+
+def _log_softmax(wiring: Wiring, ranges: Ranges, index: int) -> Edit:
+    """Writes the logarithm of a Softmax out, so that no probability vanishes before it."""
+    node, opset = wiring.nodes[index], wiring.graph.opset
+    gone = () if node.op_type == "LogSoftmax" else (wiring.only_reader(node.output[0], "Log"),)
+    last = gone[0] if gone else index
+    result, source = _output(wiring, last), node.input[0]
+    rank = wiring.graph.types.ranks.get(source)
+    require(rank is not None and result in ranges)
+    require(ranges[result].largest > -math.log(SMALLEST_FP16))
+    # Before opset 13 an axis means itself and all behind it.
+    axis = int(attribute(node, "axis", -1 if opset >= 13 else 1)) % (rank or 1)
+    require(axis == (rank or 0) - 1)
+    stem = wiring.names[last]
+    below, powers = wiring.fresh(f"{source}__below"), wiring.fresh(f"{source}__exp")
+    largest, total = wiring.fresh(f"{source}__max"), wiring.fresh(f"{source}__sum")
+    log = wiring.fresh(f"{source}__log")
+
+    def made(op: str, inputs: list[str], output: str) -> onnx.NodeProto:
+        return helper.make_node(op, inputs, [output], wiring.fresh(f"{stem}__{op}"))
+
+    reductions = made("ReduceMax", [source], largest), made("ReduceSum", [powers], total)
+    axes, constants = wiring.fresh(f"{stem}__axes"), dict[str, NDArray[Any]]()
+    for reduction, first in zip(reductions, (_AXES_ARE_INPUTS, 13), strict=True):
+        if opset >= first:
+            reduction.input.append(axes)
+            constants[axes] = np.array([axis], np.int64)
+        else:
+            reduction.attribute.append(helper.make_attribute("axes", [axis]))
+    name = helper.make_node("Sub", [below, log], [result], stem)
+    note_origins(name, [node.name])
+    written = (
+        reductions[0],
+        made("Sub", [source, largest], below),
+        made("Exp", [below], powers),
+        reductions[1],
+        made("Log", [total], log),
+        name,
+    )
+    return Edit(
+        rule=Rule.LOG_SUM_EXP,
+        nodes=tuple(dict.fromkeys((wiring.names[index], stem))),
+        tensors=(result,),
+        sentence="log(softmax(x)) with the maximum taken out",
+        replaced={**dict.fromkeys((index, *gone), ()), last: written},
         constants=constants,
     )
 

@@ -184,7 +184,8 @@ class _Builder:
         if key not in self._cut:
             return tensor
         if key not in self.problem.slots:
-            self.problem.slots[key] = self.problem.variable(self._ranges.get(name))
+            found = self.problem.variable(self._ranges.get(name))
+            self.problem.slots[key] = found
             self.problem.edges.append((self.problem.slots[key], tensor))
         return self.problem.slots[key]
 
@@ -295,15 +296,18 @@ def range_of(array: NDArray[np.float32]) -> Range | None:
     sampled = values[:: max(1, values.size // SAMPLED)]
     middle = sampled.size // 2  # no mean of two, which may leave FP32's range
     return Range(
-        float(values.max()), float(np.partition(sampled, middle)[middle]), float(values.min())
+        largest=float(values.max()),
+        median=float(np.partition(sampled, middle)[middle]),
+        smallest=float(values.min()),
+        reach=HEADROOM * float(values.max()),
     )
 
 
 def _costs(observed: Range, constant: bool) -> Iterator[tuple[float, float, float]]:
     """(cost a bit, sign of the exponent, offset): cost * max(0, sign * e + offset)."""
     # Constants do not grow with the inputs.
-    top = math.log2(LARGEST_FP16 if constant else LARGEST_FP16 / HEADROOM)
-    yield OVERFLOW_COST, 1.0, math.log2(observed.largest) - top
+    largest = observed.largest if constant else observed.reach
+    yield OVERFLOW_COST, 1.0, math.log2(largest / LARGEST_FP16)
     least = math.log2(MIN_CONSTANT if constant else SMALLEST_NORMAL_FP16)
     yield VANISHING_COST, -1.0, least - math.log2(observed.largest)
     yield SMALL_COST, -1.0, math.log2(SMALLEST_NORMAL_FP16) - math.log2(observed.median)
@@ -466,13 +470,12 @@ def _stuck(problem: _Problem, exponents: NDArray[np.int64]) -> set[int]:
 
 def _overflows(problem: _Problem, exponents: NDArray[np.int64]) -> set[int]:
     """The variables that come nearer to FP16's largest number than the headroom allows."""
-    top = LARGEST_FP16 / HEADROOM
     return {
         number
         for number, observed in enumerate(problem.ranges)
         if observed is not None
         and not problem.constant[number]
-        and observed.largest * 2.0 ** exponents[number] > top
+        and observed.reach * 2.0 ** exponents[number] > LARGEST_FP16
     }
 
 
@@ -595,7 +598,7 @@ class _Writer:
         return list(found.values())
 
     def _over(self, name: str) -> bool:
-        return self._ranges[name].largest > LARGEST_FP16 / HEADROOM
+        return self._ranges[name].reach > LARGEST_FP16
 
     def _at(self, variable: int) -> int:
         return int(self._exponents[variable])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from onnx.reference import ReferenceEvaluator
@@ -18,7 +20,16 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.roundings import list_movers
 from bisect_trt.model.tensor_types import in_double
-from bisect_trt.repair.edits import Edit, Range, Ranges, Refusal, Rule, beginning, origins_of
+from bisect_trt.repair.edits import (
+    LARGEST_FP16,
+    Edit,
+    Range,
+    Ranges,
+    Refusal,
+    Rule,
+    beginning,
+    origins_of,
+)
 from bisect_trt.repair.rules import PROPOSE, Edited, edited
 from bisect_trt.repair.scale import range_of
 from bisect_trt.runners.emulator import EmulatedRunner
@@ -252,29 +263,39 @@ class _Prover:
                 found = less
         return found, refused
 
-    def _ranges(self, graph: Graph) -> dict[str, Range]:
+    def _beyond(self, graph: Graph, samples: Sequence[Sample]) -> int:
+        """How many tensors leave FP16's range."""
+        ranges = self._ranges(graph, samples).values()
+        return sum(found.largest > LARGEST_FP16 for found in ranges)
+
+    def _ranges(self, graph: Graph, given: Sequence[Sample] = ()) -> dict[str, Range]:
         """The FP32 range of each tensor that can be reduced, and of the inputs."""
-        precision = self._problem.settings.precision
         found: dict[str, Range] = {}
+        for tensor, now in self._observed(graph, evenly(given or self._given, RANGED_INPUTS)):
+            found[tensor] = now if tensor not in found else now.joined(found[tensor])
+        if not given:
+            doubled = [_times(s, 2.0) for s in evenly(self._given, RANGED_INPUTS)]
+            for tensor, now in self._observed(graph, doubled):
+                if tensor in found:
+                    reach = max(found[tensor].reach, now.largest)
+                    found[tensor] = replace(found[tensor], reach=reach)
+        return found
 
-        def add(name: str, values: np.ndarray) -> None:
-            now, before = range_of(values), found.get(name)
-            if now is not None:
-                found[name] = now if before is None else now.joined(before)
-
+    def _observed(self, graph: Graph, samples: Sequence[Sample]) -> Iterator[tuple[str, Range]]:
+        """The FP32 range of each tensor on each of ``samples``."""
+        precision = self._problem.settings.precision
         runner = EmulatedRunner(graph, precision)
-        samples = evenly(self._given, RANGED_INPUTS)
         self._rounds += 1
         for number, sample in enumerate(samples):
             self._context.observer.progress(number, len(samples), f"ranges, round {self._rounds}")
             self._check_time()
-            for name, array in sample.arrays.items():
-                if array.dtype == np.float32:
-                    add(name, array)
-            for _, tensor, values in runner.exact(sample, precision):
-                add(tensor, values)
+            inputs = ((n, a) for n, a in sample.arrays.items() if a.dtype == np.float32)
+            made = ((tensor, values) for _, tensor, values in runner.exact(sample, precision))
+            with suppress(RunnerFailedError):  # the model does not take inputs twice as large
+                for name, values in chain(inputs, made):
+                    if (observed := range_of(values)) is not None:
+                        yield name, observed
         runner.release()
-        return found
 
     def _plan(self, graph: Graph) -> PrecisionPlan:
         problem = self._problem
@@ -307,21 +328,28 @@ class _Prover:
             runner.release()
 
     def _headroom(self, graph: Graph, score: float) -> float:
-        """The largest factor on the inputs at which the graph is about as right as on them."""
-        limit = max(1.0, 2.0 * score)
-        original = Reference(self._problem.graph)
+        """The largest factor on the inputs that the repaired graph takes.
+
+        At a larger one an output is not finite, or misses because a tensor leaves the range that
+        does not on the given inputs. A network that is sensitive to rounding is not to blame.
+        """
+        limit, beyond = max(1.0, 2.0 * score), self._beyond(graph, self._given)
+        # The repaired graph's own FP32 is right where the original's may not be.
+        exact = Reference(graph)
         found = 1.0
         for factor in FACTORS:
             samples = [_times(s, factor) for s in self._given[:RANGED_INPUTS]]
             try:
-                references = [original.outputs(s) for s in samples]
+                references = [exact.outputs(s) for s in samples]
             except RunnerFailedError:
                 break
             scores = list(self._scores(graph, samples, references))
-            if len(scores) < len(samples) or max(scores) > limit:
+            if len(scores) < len(samples) or math.isinf(max(scores)):
+                break
+            if max(scores) > limit and self._beyond(graph, samples) > beyond:
                 break
             found = factor
-        original.release()
+        exact.release()
         return found
 
     def _change(self, graph: Graph) -> Change:
