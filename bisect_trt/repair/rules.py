@@ -35,7 +35,8 @@ IDENTITY: Mapping[Rule, str] = {
     Rule.LOG_SUM_EXP: "log(sum(exp(x))) = log(sum(exp(x - max(x)))) + max(x)",
     Rule.EPSILON: "x / max(|x|, eps) = x / Where(|x| > 0, max(|x|, eps), 1)",
     Rule.SHIFT_TO_NORM: "norm(x + c) = norm(x)",
-    Rule.SCALE: "f(2^a x, 2^b c) = 2^e f(x, c); norm_eps(x) = norm_{eps 4^a}(2^a x)",
+    Rule.SCALE: "f(2^a x, 2^b c) = 2^e f(x, c); norm_eps(x) = norm_{eps 4^a}(2^a x); "
+    "log(x) = log(2^a x) - a log(2)",
     Rule.LAYERNORM: "(x - mean) / sqrt(mean((x - mean)^2) + eps) * w + b = LayerNorm(x)",
 }
 """The formula of each rule, for reports."""

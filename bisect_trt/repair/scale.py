@@ -3,7 +3,8 @@
 Every FP32 tensor t gets an integer exponent e(t); the repaired graph computes 2^e(t) * t. Operators
 are linear equations between exponents: equal for Add, sums for Mul and MatMul, halves for Sqrt.
 Constants absorb any exponent, and norms take any and scale their epsilon by 4^e. Operators that are
-not homogeneous need 0. A Mul may be inserted where a tensor is read, at a cost.
+not homogeneous need 0; a logarithm turns a factor into an offset. A Mul may be inserted where a
+tensor is read, at a cost.
 
 Scaling by powers of two is exact in FP32, so this rule changes no bit unless a number leaves FP32's
 range. Sources: the scale folded into weights in TensorRT-Model-Connect #387, transformers #37226,
@@ -84,7 +85,7 @@ SMALL_COST = 0.2
 """A bit by which a tensor's median is below FP16's smallest normal number."""
 
 MUL_COST = 4.0
-"""An inserted Mul."""
+"""An inserted Mul, or Add behind a logarithm."""
 
 MOVE_COST = 0.002
 """A bit by which a tensor moves: of equal answers the smallest is taken."""
@@ -124,6 +125,13 @@ class _Problem:
         self.ranges.append(observed)
         self.constant.append(constant)
         return len(self.ranges) - 1
+
+    def added_to(self, read: int) -> None:
+        """Lets a node read any exponent at the cost of one node behind it."""
+        zero, behind = self.variable(None), self.variable(None)
+        self.fixed.add(zero)
+        self.equal(behind, read)
+        self.edges.append((behind, zero))
 
     def equal(self, *variables: int) -> None:
         for other in variables[1:]:
@@ -245,6 +253,9 @@ class _Builder:
             p.equation({ins[0]: 2}, {outs[0]: -1})
         elif op == "Pow" and 0 in ins:
             return self._power(node, ins, outs)
+        elif op == "Log":
+            p.fixed.update(outs.values())
+            p.added_to(ins[0])
         elif op in INVARIANT:
             p.fixed.update(outs.values())
         elif op in NORMS or op in ("BatchNormalization", "LpNormalization"):
@@ -633,6 +644,10 @@ class _Writer:
                 new.input[slot] = self._scaled_tensor(name, source, by, before)
                 touched = True
         touched |= self._attributes(index, new)
+        if node.op_type == "Log" and (moved := self._input_exponent(index)):
+            new.output[0] = self._wiring.fresh(f"{node.output[0]}__moved")
+            after.append(self._offset(new.output[0], node.output[0], -moved * math.log(2.0)))
+            touched = True
         for slot, name in enumerate(node.output):
             if name in outputs:
                 new.output[slot], touched = outputs[name], True
@@ -667,6 +682,13 @@ class _Writer:
         return helper.make_node(
             "Mul", [source, factor], [result], self._wiring.fresh(f"{result}__Mul")
         )
+
+    def _offset(self, source: str, result: str, amount: float) -> onnx.NodeProto:
+        """An Add that takes back what a factor inside a logarithm added."""
+        offset = self._wiring.fresh(f"{result}__offset")
+        self._arrays[offset] = np.array(amount, np.float32)
+        name = self._wiring.fresh(f"{result}__Add")
+        return helper.make_node("Add", [source, offset], [result], name)
 
     def _attributes(self, index: int, node: onnx.NodeProto) -> bool:
         """Scales epsilons, bounds and padding that are attributes; True if any changed."""
@@ -705,5 +727,5 @@ def _set(node: onnx.NodeProto, name: str, value: float) -> None:
 
 def _sentence(powers: list[int], tensors: int, muls: int) -> str:
     shown = ", ".join(f"2^{p}" for p in powers[:4]) + (", ..." if len(powers) > 4 else "")
-    added = f"; {muls} Mul added" if muls else ""
+    added = f"; {muls} nodes added" if muls else ""
     return f"{tensors} tensors scaled by {shown}, taken back by constants and norms{added}"
