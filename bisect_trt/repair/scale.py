@@ -72,8 +72,8 @@ NORMS = {
 MAX_EXPONENT = 40
 """The bound of every exponent: FP16 spans 40 powers of two."""
 
-MAX_FACTOR = 14.0
-"""The largest exponent of an inserted Mul, whose factor is to be a normal number of FP16."""
+MAX_FACTOR = 15.0
+"""The largest exponent of an inserted Mul, whose factor is to be a number of FP16."""
 
 OVERFLOW_COST = 50.0
 """A bit by which a tensor comes nearer to FP16's largest than the headroom."""
@@ -316,9 +316,11 @@ def range_of(array: NDArray[np.float32]) -> Range | None:
 
 def _costs(observed: Range, constant: bool) -> Iterator[tuple[float, float, float]]:
     """(cost a bit, sign of the exponent, offset): cost * max(0, sign * e + offset)."""
-    # Constants do not grow with the inputs.
-    largest = observed.largest if constant else observed.reach
-    yield OVERFLOW_COST, 1.0, math.log2(largest / LARGEST_FP16)
+    # Constants do not grow with the inputs; their bound is that of an inserted Mul.
+    over = math.log2(observed.reach / LARGEST_FP16)
+    if constant:
+        over = math.log2(observed.largest) - MAX_FACTOR
+    yield OVERFLOW_COST, 1.0, over
     least = math.log2(MIN_CONSTANT if constant else SMALLEST_NORMAL_FP16)
     yield VANISHING_COST, -1.0, least - math.log2(observed.largest)
     yield SMALL_COST, -1.0, math.log2(SMALLEST_NORMAL_FP16) - math.log2(observed.median)

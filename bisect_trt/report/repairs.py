@@ -112,8 +112,8 @@ def lines(found: Repair | Refused, rows: Sequence[RepairRow]) -> list[str]:
     said = [line_of(row) for row in rows]
     if isinstance(found, Repair):
         said.append(
-            f"proof: FP32 changes by {found.change.share:.2g} of an output's largest value (its own "
-            f"noise {found.change.noise:.2g}); inputs up to {found.headroom:g} times as large fit"
+            f"proof: FP32 changes by {found.change.share:.2g} of an output's largest value (noise "
+            f"{found.change.noise:.2g}); inputs up to {found.headroom:g} times as large fit"
         )
     counts: dict[str, int] = {}
     for refusal in found.refused:
