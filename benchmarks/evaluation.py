@@ -50,9 +50,6 @@ def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
         "evaluation: one session, roundings switched by inputs (in use)": lambda: list(
             runner.outputs(plan(), [sample])
         ),
-        "evaluation: node by node, a kept session a node": lambda: runner.outputs_by_node(
-            plan(), sample
-        ),
         "evaluation: rebuild model and session": lambda: session(
             to_emulated(model, plan()), optimise=False
         ).run(None, feed),

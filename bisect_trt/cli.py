@@ -19,8 +19,9 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.model.inspection import inspect_model
 from bisect_trt.model.lifted import lifted_form, load_source
 from bisect_trt.model.load import load_model
+from bisect_trt.model.outputs import mark_outputs, select_tensors, with_ranks
 from bisect_trt.model.save import check_target, save_model, save_text
-from bisect_trt.model.typed import mark_outputs, select_tensors, to_typed, with_ranks
+from bisect_trt.model.typed import to_typed
 from bisect_trt.model.weak_typing import OF_FUNCTIONS, polygraphy_script, trtexec_arguments
 from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, run
 from bisect_trt.reduction.reduce import Reduced, result_folder
@@ -38,7 +39,7 @@ from bisect_trt.report.gate import (
     read_project,
     write_gate,
 )
-from bisect_trt.report.read_run import read_run
+from bisect_trt.report.record import read_run
 from bisect_trt.report.reduced import as_record, cures_as_json
 from bisect_trt.runners.doctor import examine
 from bisect_trt.settings import FORMER, Option, Settings, options
@@ -71,13 +72,6 @@ INPUT = click.option(
     help="A file (.npz, .npy, polygraphy's .json), folder, glob or MODULE:FUNCTION. Repeatable.",
 )
 
-PRECISION = click.option(
-    "--precision",
-    type=click.Choice(options()["precision"].choices),
-    default="fp16",
-    show_default=True,
-    help=options()["precision"].help,
-)
 ENGINE_PRECISION = click.option(
     "--precision",
     type=click.Choice([p.value for p in Precision]),
@@ -93,26 +87,27 @@ PLAN = click.option(
     help="The plan.json that a run wrote.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
 QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 
 
 def settings_options(command: str) -> Callable[[Command], Command]:
     """Adds MODEL, ``--input`` and the options of :class:`Settings` that ``command`` takes."""
+    return lambda function: MODEL(INPUT(options_of(command)(function)))
+
+
+def options_of(command: str, without: str = "") -> Callable[[Command], Command]:
+    """Adds the options of ``command``, in the order of the settings' fields."""
 
     def decorate(function: Command) -> Command:
-        return MODEL(INPUT(_with_options(function, command)))
+        for name, option in reversed(options().items()):  # click's last decorator comes first
+            if command in option.commands and name != without:
+                default = Settings.__dataclass_fields__[name].default
+                text = option.help_of.get(command, option.help)
+                function = _click_option(name, option, text, default)(function)
+        return function
 
     return decorate
-
-
-def _with_options(function: Command, command: str, without: str = "") -> Command:
-    """Adds the options of ``command``, in the order of the settings' fields."""
-    for name, option in reversed(options().items()):  # click's last decorator comes first
-        if command in option.commands and name != without:
-            default = Settings.__dataclass_fields__[name].default
-            text = option.help_of.get(command, option.help)
-            function = _click_option(name, option, text, default)(function)
-    return function
 
 
 def _click_option(
@@ -182,14 +177,15 @@ class InputsCommand(click.Command):
             raise
 
 
-def _print_json(record: Any) -> None:
+def _print(
+    record: Any, show: Callable[..., None], *results: Any, as_json: bool, quiet: bool
+) -> None:
+    """Prints ``record`` as JSON, or ``results`` by ``show``."""
     with output():
-        click.echo(to_json(record))
-
-
-def _print(show: Callable[..., None], *results: Any) -> None:
-    with output():
-        show(terminal.screen(), *results)
+        if as_json:
+            click.echo(to_json(record))
+        elif not quiet:
+            show(terminal.screen(), *results)
 
 
 @click.command("reduce", cls=InputsCommand)
@@ -214,10 +210,9 @@ def reduce_command(
     settings, made_by = Settings(**chosen), shlex.join(["bisect-trt", *sys.argv[1:]])
     with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         found = reduce(settings, Precision(precision), check, made_by, observer)
-    if as_json:
-        _print_json(as_record(found))
-    elif not quiet:
-        _print(terminal.print_reduced, found, result_folder(settings, REDUCED))
+    folder = result_folder(settings, REDUCED)
+    show = terminal.print_reduced
+    _print(as_record(found), show, found, folder, as_json=as_json, quiet=quiet)
     return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
 
 
@@ -242,10 +237,9 @@ def cure_command(
     settings = Settings(**chosen)
     with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         cures = cure(settings, Precision(precision), subgraph, observer)
-    if as_json:
-        _print_json(cures_as_json(cures))
-    elif not quiet:
-        _print(terminal.print_cures, cures, result_folder(settings, CURED))
+    folder = result_folder(settings, CURED)
+    show = terminal.print_cures
+    _print(cures_as_json(cures), show, cures, folder, as_json=as_json, quiet=quiet)
     return EXIT_NOT_MET if cures.needed and cures.smallest is None else EXIT_OK
 
 
@@ -267,11 +261,6 @@ def doctor_command(as_json: bool) -> int:
     return 0
 
 
-def gate_options(function: Command) -> Command:
-    """Adds the options of ``run``, except for model, inputs and folder."""
-    return _with_options(function, "run", without="out")
-
-
 @click.command("gate", cls=InputsCommand)
 @click.option(
     "--config",
@@ -281,8 +270,8 @@ def gate_options(function: Command) -> Command:
     help="The models and what each is asked.",
 )
 @click.option("--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
-@gate_options
-@click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
+@options_of("run", without="out")
+@VERBOSE
 @JSON
 @QUIET
 @guarded
@@ -307,11 +296,10 @@ def gate_command(
                 entry = _entry(name, settings, observer)
             gate = Gate(project.out, (*gate.entries, entry), gate.planned)
             write_gate(gate)  # after each model, for users who interrupt
-    with output():
-        if as_json:
-            click.echo(to_json(gate_record(gate)))
-        elif not quiet:
-            terminal.print_page(terminal.screen(), gate_page(gate))
+    page = gate_page(gate)
+    _print(gate_record(gate), terminal.print_page, page, as_json=as_json, quiet=quiet)
+    if not (as_json or quiet):
+        with output():
             click.echo(f"table: {project.out}/gate.md")
     return gate.exit_code
 
@@ -330,7 +318,7 @@ def _entry(name: str, settings: Settings, observer: terminal.ProgressObserver) -
 
 @click.command("inspect")
 @MODEL
-@PRECISION
+@options_of("inspect")
 @JSON
 @guarded
 def inspect_command(model: Path, precision: str, as_json: bool) -> int:
@@ -340,15 +328,9 @@ def inspect_command(model: Path, precision: str, as_json: bool) -> int:
         loaded = load_model(model)
         observer.step("inspect")
         inspection = inspect_model(loaded, Precision(precision))
-        observer.step("write")  # a table of 60,000 rows takes longer than the inspection
-        console = terminal.screen()
-        with console.capture() as printed:
-            if not as_json:
-                terminal.print_inspection(console, inspection)
-        text = to_json(inspection.as_json()) + "\n" if as_json else printed.get()
-    with output():
-        click.echo(text, nl=False)
-    return 0
+    record = inspection.as_json()
+    _print(record, terminal.print_inspection, inspection, as_json=as_json, quiet=False)
+    return EXIT_OK
 
 
 @click.command("mark")
@@ -450,7 +432,7 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
     is_flag=True,
     help="Only say how many layers, about how many evaluations and how long.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
+@VERBOSE
 @JSON
 @QUIET
 @guarded
@@ -471,10 +453,7 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
         return 0
     with terminal.progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
         result = run(settings, observer)
-    if as_json:
-        _print_json(result.as_json())
-    elif not quiet:
-        _print(terminal.print_verdict, result)
+    _print(result.as_json(), terminal.print_verdict, result, as_json=as_json, quiet=quiet)
     return result.exit_code
 
 
@@ -487,10 +466,8 @@ def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Error tables only: every baseline's outputs and every layer, without a search."""
     with terminal.progress(quiet=quiet) as observer:
         result = compare(Settings(**chosen), observer)
-    if as_json:
-        _print_json({**result.as_json(), "exit_code": EXIT_OK})
-    elif not quiet:
-        _print(terminal.print_comparison, result)
+    record = {**result.as_json(), "exit_code": EXIT_OK}
+    _print(record, terminal.print_comparison, result, as_json=as_json, quiet=quiet)
     return EXIT_OK
 
 
@@ -514,10 +491,8 @@ def verify_command(
     with terminal.progress(quiet=quiet) as observer:
         verification = verify(Settings(precision=saved.searched, **chosen), saved, observer)
         write_verification(verification)
-    if as_json:
-        _print_json(verification.as_json())
-    elif not quiet:
-        _print(terminal.print_verification, verification)
+    record = verification.as_json()
+    _print(record, terminal.print_verification, verification, as_json=as_json, quiet=quiet)
     return EXIT_OK if verification.passed else EXIT_NOT_MET
 
 
@@ -557,10 +532,8 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
         found = diff_runs(before, after)
         if out is not None:
             write_diff(found, out)
-    if as_json:
-        _print_json(diff_record(found))
-    elif not quiet:
-        _print(terminal.print_page, as_page(found))
+    page = as_page(found)
+    _print(diff_record(found), terminal.print_page, page, as_json=as_json, quiet=quiet)
     return EXIT_NOT_MET if found.worse or found.may_be_worse else EXIT_OK
 
 

@@ -1,7 +1,4 @@
-"""The commands ``run``, ``compare``, ``reduce`` and ``cure`` as lists of steps.
-
-A run: load, reference, baselines, triage, bisect, confirm on the engine, validate, report.
-"""
+"""The commands ``run``, ``compare``, ``reduce`` and ``cure`` as lists of steps."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from bisect_trt.base.interrupt import (
 )
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision
-from bisect_trt.model.roundings import check_can_be_written
+from bisect_trt.model.opsets import check_can_be_written
 from bisect_trt.reduction.cures import Cures, cure_model
 from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import (
@@ -40,10 +37,10 @@ from bisect_trt.steps.answer import (
     RunState,
     end_search,
     inputs_table,
-    looked_at_again,
     validation_of_answer,
     with_reproducibility,
     with_set_in_hand,
+    with_tables,
 )
 from bisect_trt.steps.baselines import (
     holding_stepped,
@@ -52,20 +49,19 @@ from bisect_trt.steps.baselines import (
     tf32_to_blame,
 )
 from bisect_trt.steps.confirm import decide_on_engine
-from bisect_trt.steps.context import Context, open_context, plans_of
+from bisect_trt.steps.context import Context, open_context
 from bisect_trt.steps.diagnosis import Triage, find_cause
 from bisect_trt.steps.engine_baselines import (
     keeping_unsupported,
     measure_engine,
     unsupported_by_trial,
 )
-from bisect_trt.steps.estimate import expected_sets
 from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
-from bisect_trt.steps.select_fitted import bisect
+from bisect_trt.steps.select_robust import bisect
 
 REDUCED = "reduced"
 """The end of the default folder of :func:`reduce`."""
@@ -142,42 +138,27 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     check_can_be_written(problem.graph, problem.base)
     with open_context(problem, observer, time_budget=time_budget) as context:
         problem = replace(context.problem, on_engine=context.engine is not None)
+        # Files of an earlier run would contradict this one where it is interrupted.
         discard(context.folder)
         reduced.FOLDER.remove(context.folder / REPRODUCER)
-
-        def seconds() -> float:
-            return time.perf_counter() - began
-
         latest = RunState(problem)
         try:
-            try:
-                for state in _search(problem, context):
-                    latest = state
-                latest = latest.with_(out_of_time=time_budget.cut_short)
-            except BudgetSpentError:
-                latest = end_search(latest, context)
-            time_budget.search_ended()
-            for state in _validate(latest, context):
+            for state in _states(problem, context):
                 latest = state
         except (KeyboardInterrupt, Exception) as error:
-            partial = _best_so_far(latest, context, seconds()) if is_stop(error) else None
+            seconds = time.perf_counter() - began
+            partial = _best_so_far(latest, context, seconds) if is_stop(error) else None
             if partial is None:
                 raise
             write_report(partial, latest.problem)
             raise StoppedError(left_behind(partial)) from error
-        try:
-            result = _written(latest, context, seconds())
-        except (KeyboardInterrupt, Exception) as error:
-            if not is_stop(error):
-                raise
-            # Everything is known: write it again, which takes moments.
-            _written(latest, context, seconds())
-            raise StoppedError(f"the answer is in {context.folder}") from error
+        result = _written_even_if_stopped(latest, context, time.perf_counter() - began)
         # Searched after the report is written, since it may take long and be interrupted.
         subgraph = subgraph_to_blame(latest, context)
-        if subgraph is not None:
-            _note_subgraph(subgraph, context)
-            result = _written(latest, context, seconds())
+        if subgraph is None:
+            return result
+        _note_subgraph(subgraph, context)
+        result = _written(latest, context, time.perf_counter() - began)
         if isinstance(subgraph, Reduced) and subgraph.interrupted:
             raise StoppedError(
                 f"the answer is in {context.folder}, with the smallest subgraph so far"
@@ -185,19 +166,28 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         return result
 
 
-def _validate(state: RunState, context: Context) -> Iterator[RunState]:
-    """The state after the answer's validation and reproducibility, then after its trade-off."""
-    # First, while the answer's engine is loaded: the reproducibility takes further processes.
+def _states(problem: Problem, context: Context) -> Iterator[RunState]:
+    """The state after each step of a run, until its answer is validated."""
+    state = RunState(problem)
+    try:
+        for state in _search(problem, context):
+            yield state
+        state = replace(state, out_of_time=context.time.cut_short)
+    except BudgetSpentError:
+        state = end_search(state, context)
+    context.time.search_ended()
+    yield state
+    # Validated first, while the answer's engine is loaded: its reproducibility takes new processes.
     validation = validation_of_answer(state, context)
     state = with_reproducibility(state, context)
-    state = state.with_(validation=validation if state.not_reproducible is None else None)
+    state = replace(state, validation=validation if state.not_reproducible is None else None)
     yield state
-    yield looked_at_again(state, context)
+    yield with_tables(state, context)
 
 
 def _best_so_far(state: RunState, context: Context, seconds: float) -> Result | None:
     """The result of an interrupted run; None if no plan is known to pass."""
-    state = with_set_in_hand(state, context).with_(interrupted=True)
+    state = replace(with_set_in_hand(state, context), interrupted=True)
     result = summarise_interrupted(state, context.run_statistics(), seconds)
     if result is None:
         return None
@@ -219,6 +209,18 @@ def _written(state: RunState, context: Context, seconds: float) -> Result:
     result = summarise(state, context.run_statistics(), seconds)
     write_report(result, state.problem)
     return result
+
+
+def _written_even_if_stopped(state: RunState, context: Context, seconds: float) -> Result:
+    """The result, which an interrupt does not keep from being written."""
+    try:
+        return _written(state, context, seconds)
+    except (KeyboardInterrupt, Exception) as error:
+        if not is_stop(error):
+            raise
+        # Everything is known: writing it again takes moments.
+        _written(state, context, seconds)
+        raise StoppedError(f"the answer is in {context.folder}") from error
 
 
 @within_threads
@@ -248,15 +250,16 @@ def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
     state = RunState(problem)
     settled = check_golden(problem, context)
     if settled is not None:
-        yield state.with_(settled=settled)
+        yield replace(state, settled=settled)
         return
     baselines = measure_baselines(problem, context)
     if context.engine is None:
+        # TensorRT computes some layers in several FP16 steps, which the emulators do not round.
         stepped = holding_stepped(problem, context, baselines.layers)
         if stepped is not None:
             yield from _measure(stepped, context)
             return
-    state = state.with_(baselines=baselines, settled=baselines.diagnosis)
+    state = replace(state, baselines=baselines, settled=baselines.diagnosis)
     yield state
     if state.settled is not None:
         return
@@ -268,12 +271,13 @@ def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
         # Measured again: an engine names one unsupported layer at a time.
         yield from _measure(fitting, context)
         return
-    yield state.with_(engine=engine, settled=engine.diagnosis, validation=engine.validation)
+    yield replace(state, engine=engine, settled=engine.diagnosis, validation=engine.validation)
 
 
 def _search(problem: Problem, context: Context) -> Iterator[RunState]:
     """The state after each step; ends early if one settles the run."""
     state = RunState(problem)
+    # A held out input that the model cannot run would be found only after the search.
     check_runs(context, problem.holdout)
     for state in _measure(problem, context):
         yield state
@@ -285,29 +289,30 @@ def _search(problem: Problem, context: Context) -> Iterator[RunState]:
         return
     problem, baselines, engine = state.problem, state.baselines, state.engine
     unseen = None if problem.settings.fitted else look_beyond(problem, context, baselines)
-    state = state.with_(unseen=unseen)
+    state = replace(state, unseen=unseen)
+    # Everything reduced passed its validation: there is nothing to search.
     if unseen is not None and unseen.validation is not None and engine is None:
         settled = nothing_to_pin(baselines.reduced, problem.settings.precision)
-        yield state.with_(settled=settled, validation=unseen.validation)
+        yield replace(state, settled=settled, validation=unseen.validation)
         return
+    # TF32 is a switch of the whole network, so no layer can be pinned against it.
     if unseen is not None and problem.settings.precision is Precision.TF32 and engine is None:
-        yield state.with_(settled=tf32_to_blame(unseen.reduced))
+        yield replace(state, settled=tf32_to_blame(unseen.reduced))
         return
     triage = find_cause(problem, context, baselines, engine, unseen)
     if not isinstance(triage, Triage):
-        yield state.with_(settled=triage)
+        yield replace(state, settled=triage)
         return
-    state = state.with_(triage=triage, baselines=replace(baselines, layers=triage.layers))
+    state = replace(state, triage=triage)
     yield state
     context.observer.step("bisect")
     context.tell_evaluations()
-    with context.counting(plans_of(context, expected_sets(problem))):
-        bisection = bisect(problem, context, baselines, triage, triage.limit)
-    state = state.with_(bisection=bisection)
+    bisection = bisect(problem, context, baselines, triage, triage.limit)
+    state = replace(state, bisection=bisection)
     if bisection is not None:
         context.observer.best(len(bisection.pinned))
     yield state
     if context.engine is not None and engine is not None:
         judgement = decide_on_engine(problem, context, baselines, engine, triage, bisection)
         context.observer.best(len(judgement.plan.pinned))
-        yield state.with_(judgement=judgement)
+        yield replace(state, judgement=judgement)

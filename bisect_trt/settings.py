@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.base.limits import at_most, thread_count
+from bisect_trt.base.limits import thread_count
 from bisect_trt.base.plan import Precision
 
 Feed = Mapping[str, NDArray[Any]]
@@ -43,9 +43,9 @@ FORMER: Mapping[str, tuple[str, Callable[[str], str]]] = {
 """Options of version 0.4.0: today's name, and a function that translates the value."""
 
 
-PLANNING = frozenset({"run", "compare", "verify"})
+_PLANNING = frozenset({"run", "compare", "verify"})
 _ENGINES = frozenset({"reduce", "cure"})
-_EVERYWHERE = PLANNING | _ENGINES
+_EVERYWHERE = _PLANNING | _ENGINES
 _RUN = frozenset({"run"})
 _JUDGED = frozenset({"run", "verify"})
 
@@ -64,7 +64,7 @@ class Option:
     most: float | None = None  # largest value
     above: bool = False  # whether the value must exceed ``least``
     help_of: Mapping[str, str] = field(default_factory=dict)  # help of commands that differ
-    commands: frozenset[str] = PLANNING  # commands that have it
+    commands: frozenset[str] = _PLANNING  # commands that have it
 
 
 def option(default: Any, flag: str, help: str, **more: Any) -> Any:
@@ -133,6 +133,7 @@ class Settings:
         help_of={"verify": "Must be the plan's, which is the default."},
         kind=Precision,
         choices=("fp16", "bf16", "tf32"),
+        commands=_PLANNING | {"inspect"},
     )
     runner: str = option(
         "auto",
@@ -445,11 +446,11 @@ Answer = TypeVar("Answer")
 def within_threads(
     job: Callable[Concatenate[Settings, More], Answer],
 ) -> Callable[Concatenate[Settings, More], Answer]:
-    """Limits the thread pools of ``job`` to ``--threads``, else to the process' CPUs."""
+    """Limits NumPy's thread pools in ``job`` to ``--threads``, else to the process' CPUs."""
 
     @wraps(job)
     def limited(settings: Settings, /, *rest: More.args, **named: More.kwargs) -> Answer:
-        with at_most(settings.threads), threadpool_limits(thread_count(), "blas"):
+        with threadpool_limits(thread_count(settings.threads), "blas"):
             return job(settings, *rest, **named)
 
     return limited

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import onnx
@@ -16,10 +18,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
+import bisect_trt
 from bisect_trt.report import terminal
-from tests.engines import judged
+from bisect_trt.runners.ort_session import opened
+from fixtures.fixture import Fixture
+from tests.engines import at_most_missed, judged, on_engine, reproducible
 
-__all__ = ["judged"]
+__all__ = ["judged", "on_engine", "reproducible"]
 
 ort.set_default_logger_severity(4)
 
@@ -107,9 +112,17 @@ def waves() -> NDArray[np.float32]:
 
 
 @pytest.fixture
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test on new copies lets none miss, and so makes fewer: it claims as much."""
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 0)
+def few_draws() -> Iterator[None]:
+    """As :func:`at_most_missed`, none."""
+    with at_most_missed(0):
+        yield
+
+
+@pytest.fixture
+def some_misses(few_draws: None) -> Iterator[None]:
+    """As :func:`at_most_missed`, a few; after ``few_draws``, where the module asks for that."""
+    with at_most_missed(3):
+        yield
 
 
 @pytest.fixture
@@ -130,6 +143,52 @@ def eight_draws(monkeypatch: pytest.MonkeyPatch, fewest_draws: None) -> None:
     monkeypatch.setattr("bisect_trt.steps.validation_inputs.VALIDATION_TIME_S", 0.0)
 
 
+Finished = Callable[..., bisect_trt.Result]
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Runs of fixtures with ``robust``, each made once; their folders are read only."""
+    folder = tmp_path_factory.mktemp("finished")
+
+    @cache
+    def run(make: Callable[[], Fixture], robust: float = 0.0) -> bisect_trt.Result:
+        fixture = make()
+        with at_most_missed(0):
+            return bisect_trt.bisect(
+                fixture.model,
+                fixture.inputs,
+                precision=fixture.precision,
+                require=fixture.require,
+                robust=robust,
+                out=folder / f"{make.__name__}-{robust}",
+            )
+
+    return run
+
+
+Sessions = Sequence[ReferenceType[ort.InferenceSession]]
+
+
+@pytest.fixture
+def sessions_opened(monkeypatch: pytest.MonkeyPatch) -> Sessions:
+    """The sessions that are opened in this test."""
+    made: list[ReferenceType[ort.InferenceSession]] = []
+
+    def seen(*given: Any, **named: Any) -> ort.InferenceSession:
+        session = opened(*given, **named)
+        made.append(ref(session))
+        return session
+
+    monkeypatch.setattr("bisect_trt.runners.ort_session.opened", seen)
+    return made
+
+
+def alive(sessions: Sessions) -> int:
+    """How many of ``sessions`` are open."""
+    return sum(session() is not None for session in sessions)
+
+
 def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on an inference on the emulators or the reference fails the test."""
 
@@ -138,7 +197,7 @@ def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for inference in (
         "node_by_node.NodeByNode._execute",
-        "switched_session.SegmentSession.run",
+        "emulator.SwitchedSession.run",
         "second_emulator.run_all",
         "reference.Reference.outputs",
     ):

@@ -5,6 +5,7 @@ failing, or not making up its mind.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.runners.base import Repeated
 from bisect_trt.runners.emulator import EmulatedRunner
+from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
+from fixtures.models import residual
 
 
 class Engine:
@@ -71,28 +74,6 @@ class Engine:
         pass
 
 
-class Changed(Engine):
-    """An engine whose outputs ``change`` makes of the plan and each emulated array; ``asked``
-    names the samples.
-    """
-
-    def __init__(
-        self,
-        fixture: Fixture,
-        change: Callable[[PrecisionPlan, NDArray[Any]], NDArray[Any]] = lambda _, a: a,
-    ) -> None:
-        super().__init__(fixture)
-        self._change = change
-        self.asked: list[str] = []
-
-    def outputs(
-        self, plan: PrecisionPlan, samples: Sequence[Sample]
-    ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        for sample, outputs in zip(samples, super().outputs(plan, samples), strict=True):
-            self.asked.append(sample.name)
-            yield {n: self._change(plan, a) for n, a in outputs.items()}
-
-
 class Unsteady(Engine):
     """An engine that runs each input ``runs`` times, of which ``bad`` in a process give an answer
     that is ``off`` away: ``bad`` tells how many, from the plan and the number of the process.
@@ -140,21 +121,55 @@ class WorseOnDraws(Engine):
             yield from super().outputs(plan, [sample])
 
 
-@pytest.fixture
-def judged(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., tuple[bisect_trt.Result, Engine]]:
-    def run(fixture: Fixture, engine: Engine, **options: Any) -> tuple[bisect_trt.Result, Engine]:
-        monkeypatch.setattr("bisect_trt.steps.context.open_engine", lambda *_: engine)
+EngineRun = tuple[bisect_trt.Result, Any]
+"""A run and the engine that decided it."""
+
+Judged = Callable[..., EngineRun]
+
+
+def run_on(engine: Engine, fixture: Fixture, out: Path, **options: Any) -> EngineRun:
+    """A run of ``fixture`` that ``engine`` decides, without a validated search."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bisect_trt.steps.context.open_engine", lambda *_: engine)
         return bisect_trt.bisect(
             fixture.model,
             fixture.inputs,
             precision=fixture.precision,
             require=fixture.require,
-            **{"robust": 0, "out": tmp_path / "run", **options},
+            **{"robust": 0, "out": out, **options},
         ), engine
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Judged:
+    """Runs a fixture on an engine."""
+
+    def run(fixture: Fixture, engine: Engine, **options: Any) -> EngineRun:
+        return run_on(engine, fixture, **{"out": tmp_path / "run", **options})
 
     return run
 
 
-Judged = Callable[..., tuple[bisect_trt.Result, Engine]]
+@pytest.fixture(scope="session")
+def on_engine(tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
+    """A run of the encoder on an engine that errs like the emulator; to be read only."""
+    fixture = encoder_decomposed()
+    with at_most_missed(0):
+        return run_on(Engine(fixture), fixture, tmp_path_factory.mktemp("on_engine") / "run")
+
+
+@pytest.fixture(scope="session")
+def reproducible(tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
+    """A run of the residual network on a reproducible engine; to be read only."""
+    fixture = residual()
+    engine = Unsteady(fixture, lambda *_: 0)
+    with at_most_missed(0):
+        return run_on(engine, fixture, tmp_path_factory.mktemp("reproducible") / "run")
+
+
+@contextmanager
+def at_most_missed(copies: int) -> Iterator[None]:
+    """Validations let so many copies miss; where none may, fewer are made, and claim as much."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", copies)
+        yield

@@ -19,7 +19,6 @@ from fixtures import cases
 from fixtures.__main__ import FILES, input_bytes, model_bytes
 from fixtures.cases.encoder import encoder
 from fixtures.cases.nafnet import nafnet, noisy_photo
-from fixtures.cases.rtdetr import rtdetr
 from fixtures.cases.unimatch import noise, unimatch
 from fixtures.fixture import Fixture
 from fixtures.photo import photo
@@ -143,30 +142,6 @@ def test_noise_exaggerates_the_error_and_is_warned_of(tmp_path: Path) -> None:
         scores.append(float(rows.loc[rows["baseline"] == "fp16", "max_abs"].iloc[0]))
         assert any(f.kind == "input" for f in result.findings) is (number == 1)
     assert scores[1] > 1.5 * scores[0]
-
-
-def test_golden_outputs_of_other_preprocessing_end_the_run(tmp_path: Path) -> None:
-    fixture = rtdetr()
-    golden = dict(zip(("logits", "boxes"), run_model(fixture.model, fixture.inputs), strict=True))
-    inputs = {"images": np.float32(255.0) * fixture.inputs["images"]}
-    result = bisect_trt.bisect(
-        fixture.model,
-        inputs,
-        golden=golden,
-        require="logits:max_abs<=1e-2",
-        runner="emulated",
-        out=tmp_path,
-        robust=0,
-    )
-    assert result.cause.value == "golden-mismatch" and result.exit_code == 1
-    assert "The reference itself differs from the golden outputs" in result.sentence
-    assert "preprocessing" in result.sentence
-
-
-def test_golden_outputs_that_agree_do_not_end_the_run(tmp_path: Path) -> None:
-    fixture = rtdetr()
-    golden = dict(zip(("logits", "boxes"), run_model(fixture.model, fixture.inputs), strict=True))
-    assert run(fixture, tmp_path, golden=golden).cause.value == "tf32"
 
 
 def test_the_noisy_photo_is_a_photo() -> None:

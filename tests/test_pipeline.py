@@ -7,10 +7,12 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ import pandas as pd
 import pytest
 
 import bisect_trt
-from bisect_trt import PrecisionPlan, Result
+from bisect_trt import PrecisionPlan
 from bisect_trt.graph import to_typed
 from bisect_trt.report.headline import headline
 from bisect_trt.runners import emulator as emulated
@@ -28,7 +30,9 @@ from fixtures.cases.rtdetr import rtdetr
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import ALL, healthy, residual, tf32_victim
-from tests.conftest import forbid_inferences, run_model
+from tests.command import run_of, saved
+from tests.conftest import Finished, forbid_inferences, run_model
+from tests.networks import parsed
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -44,27 +48,17 @@ FILES_OF_A_RUN = {
     "report.md",
     "junit.xml",
     "model.typed.onnx",
-    "model.annotated.onnx",
     "cache.sqlite",
 }
 
 
-def run(fixture: Fixture, out: Path, **options: object) -> Result:
-    return bisect_trt.bisect(
-        fixture.model,
-        fixture.inputs,
-        precision=fixture.precision,
-        require=fixture.require,
-        out=out,
-        robust=0,
-        **options,
-    )  # type: ignore[arg-type]
+run = partial(run_of, robust=0)
 
 
 @pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
-def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
-    fixture = make()
-    result = run(fixture, tmp_path / "run")
+def test_fixture(make: Callable[[], Fixture], finished: Finished) -> None:
+    fixture, result = make(), finished(make)
+    folder = result.folder
     assert (result.cause.value, result.exit_code) == (fixture.cause, fixture.exit_code), (
         result.sentence
     )
@@ -72,10 +66,10 @@ def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
         assert 0 < len(result.pinned) <= fixture.most_pins
     else:
         assert set(result.pinned) == fixture.pins
-    written = {p.name for p in (tmp_path / "run").iterdir()}
+    written = {p.name for p in folder.iterdir()}
     # The trade-off curve is one of a search; a settled case has none.
     assert written - {"tradeoff.csv"} == FILES_OF_A_RUN
-    saved = json.loads((tmp_path / "run" / "run.json").read_text())
+    saved = json.loads((folder / "run.json").read_text())
     assert {
         "model",
         "precision",
@@ -90,12 +84,12 @@ def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
     } <= set(saved)
     assert saved["cause"] == fixture.cause and saved["passed"] is (fixture.exit_code == 0)
     if result.pinned:
-        pins = pd.read_csv(tmp_path / "run" / "pins.csv")
+        pins = pd.read_csv(folder / "pins.csv")
         assert pins["proved"].all() and (pins["score_without"].astype(float) > 1.0).all()
         assert result.score <= 1.0 < result.base_score
-    typed = onnx.load(tmp_path / "run" / "model.typed.onnx")
+    typed = onnx.load(folder / "model.typed.onnx")
     onnx.checker.check_model(typed, full_check=True)
-    layers = pd.read_csv(tmp_path / "run" / "layers.csv")
+    layers = pd.read_csv(folder / "layers.csv")
     wanted = [
         "layer",
         "op",
@@ -115,9 +109,8 @@ def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
     assert set(layers.loc[layers["pinned"], "layer"]) == set(result.pinned)
 
 
-def test_the_proof_of_each_pin_is_a_probe_of_the_set_without_it(tmp_path: Path) -> None:
-    fixture = encoder_decomposed()
-    result = run(fixture, tmp_path / "run")
+def test_the_proof_of_each_pin_is_an_evaluation_of_the_set_without_it(finished: Finished) -> None:
+    fixture, result = encoder_decomposed(), finished(encoder_decomposed)
     reference = run_model(fixture.model, fixture.inputs)[0]
     assert result.pinned
     for pin in result.pinned:
@@ -135,9 +128,10 @@ def test_the_proof_of_each_pin_is_a_probe_of_the_set_without_it(tmp_path: Path) 
     "make", [encoder_decomposed, residual, tf32_victim, healthy], ids=lambda f: f.__name__
 )
 def test_the_same_command_again_makes_no_inference(
-    make: Callable[[], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Fixture], finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run(make(), tmp_path / "run")
+    first = finished(make)
+    shutil.copytree(first.folder, tmp_path / "run")
     forbid_inferences(monkeypatch)
     again = run(make(), tmp_path / "run")
     assert again.new_evaluations == 0 and again.sensitivity_runs == 0
@@ -146,36 +140,24 @@ def test_the_same_command_again_makes_no_inference(
     pd.testing.assert_frame_equal(again.layers, first.layers)
 
 
-def test_another_requirement_is_another_question(tmp_path: Path) -> None:
-    fixture = residual()
-    tight = run(fixture, tmp_path / "run")
+def test_another_requirement_is_another_question(finished: Finished, tmp_path: Path) -> None:
+    fixture, tight = residual(), finished(residual)
+    shutil.copytree(tight.folder, tmp_path / "run")
     loose = bisect_trt.bisect(
         fixture.model, fixture.inputs, require="rel_range<=1e-2", out=tmp_path / "run", robust=0
     )
     assert tight.pinned and loose.pinned == [] and loose.new_evaluations > 0
 
 
-def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
-    fixture = residual()
-    out = tmp_path / "run"
-    (tmp_path / "m.onnx").write_bytes(model_bytes(fixture))
-    (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
-    command = [
-        sys.executable,
-        "-m",
-        "bisect_trt",
-        "run",
-        str(tmp_path / "m.onnx"),
-        "--input",
-        str(tmp_path / "x.npz"),
-        "--requirement",
-        fixture.require,
-        "--robust",
-        "0",
-        "--out",
-        str(out),
-        "-v",
-    ]
+def command_of(fixture: Fixture, require: str, folder: Path) -> list[str]:
+    """A verbose run of ``fixture`` in a process of its own, into ``run``."""
+    asked = ("--requirement", require, "--robust", "0", "--out", str(folder / "run"), "-v")
+    return [sys.executable, "-m", "bisect_trt", "run", *saved(fixture, folder), *asked]
+
+
+def test_kill_loses_at_most_the_evaluation_in_flight(finished: Finished, tmp_path: Path) -> None:
+    fixture, out = residual(), tmp_path / "run"
+    command = command_of(fixture, fixture.require, tmp_path)
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
@@ -188,7 +170,7 @@ def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (out / "run.json").exists(), "nothing pretends to be finished"
-    whole = run(fixture, tmp_path / "other")
+    whole = finished(residual)
     finished = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     resumed = json.loads(finished.stdout)
     assert finished.returncode == 0 and resumed["pinned"] == whole.pinned
@@ -198,26 +180,8 @@ def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
 
 
 def test_interrupt_leaves_the_best_plan_on_disk(tmp_path: Path) -> None:
-    fixture = residual()
-    out = tmp_path / "run"
-    (tmp_path / "m.onnx").write_bytes(model_bytes(fixture))
-    (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
-    command = [
-        sys.executable,
-        "-m",
-        "bisect_trt",
-        "run",
-        str(tmp_path / "m.onnx"),
-        "--input",
-        str(tmp_path / "x.npz"),
-        "--requirement",
-        "rel_range<=2e-4",
-        "--robust",
-        "0",
-        "--out",
-        str(out),
-        "-v",
-    ]
+    fixture, out = residual(), tmp_path / "run"
+    command = command_of(fixture, "rel_range<=2e-4", tmp_path)
     # A shell's background job ignores SIGINT, and its children inherit that: the tests may run in
     # one.
     answered = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -247,6 +211,7 @@ def test_golden_outputs_are_compared_first(tmp_path: Path) -> None:
     result = run(fixture, tmp_path / "b", golden={"y": golden["y"] + 0.5})
     assert (result.cause.value, result.exit_code) == ("golden-mismatch", 1)
     assert "times the tolerance, in 'y'" in result.sentence
+    assert "preprocessing" in result.sentence
     assert "no requirement is on it" not in result.sentence
     assert (tmp_path / "b" / "run.json").exists() and result.new_evaluations == 0
 
@@ -307,14 +272,12 @@ def test_several_samples_are_judged_by_the_worst(tmp_path: Path) -> None:
     assert row["max_abs"] >= row["mean_over_samples_max_abs"]
 
 
-def test_workers_find_the_same_set(tmp_path: Path) -> None:
-    fixture = encoder_decomposed()
-    assert (
-        run(fixture, tmp_path / "run", workers=3).pinned == run(fixture, tmp_path / "other").pinned
-    )
+def test_workers_find_the_same_set(finished: Finished, tmp_path: Path) -> None:
+    result = run(encoder_decomposed(), tmp_path / "run", workers=3)
+    assert result.pinned == finished(encoder_decomposed).pinned
 
 
-def test_noise_is_warned_about(tmp_path: Path) -> None:
+def test_noise_is_warned_about(finished: Finished, tmp_path: Path) -> None:
     fixture = healthy()
     noise = {"x": np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)}
     result = bisect_trt.bisect(
@@ -326,7 +289,7 @@ def test_noise_is_warned_about(tmp_path: Path) -> None:
         fixture.model, constant, require=fixture.require, out=tmp_path / "run2", robust=0
     )
     assert any("constant" in f.message for f in result.findings)
-    assert not run(fixture, tmp_path / "run3").findings
+    assert not finished(healthy).findings
 
 
 def test_files_of_the_fixtures_are_rebuilt_bit_for_bit() -> None:
@@ -336,34 +299,14 @@ def test_files_of_the_fixtures_are_rebuilt_bit_for_bit() -> None:
         assert (FILES / f"{fixture.name}.npz").read_bytes() == input_bytes(fixture)
 
 
-def _run_nodes(
-    nodes: list[onnx.NodeProto],
-    output: onnx.ValueInfoProto,
-    x: np.ndarray,
-    out: Path,
-    **weights: np.ndarray,
-) -> Result:
-    info = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, list(x.shape))
-    tensors = [onnx.numpy_helper.from_array(a, n) for n, a in weights.items()]
-    graph = onnx.helper.make_graph(nodes, "g", [info], [output], tensors)
-    model = onnx.helper.make_model(
-        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
-    )
-    return bisect_trt.bisect(model, {"x": x}, out=out, robust=0)
-
-
 def test_outputs_whose_shape_depends_on_values(tmp_path: Path) -> None:
     """FP16 rounds 1.0001 to 1, so fewer elements exceed 1 and the output shrinks: a failure like
     any other.
     """
-    nodes = [
-        onnx.helper.make_node("Mul", ["x", "one"], ["m"], "mul"),
-        onnx.helper.make_node("Greater", ["m", "one"], ["g"], "greater"),
-        onnx.helper.make_node("Compress", ["m", "g"], ["y"], "compress"),
-    ]
-    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n"])
+    body = "[mul] m = Mul(x, one) [greater] g = Greater(m, one) [compress] y = Compress(m, g)"
+    model = parsed(body, "float[4] x", "float[n] y", one=np.float32(1))
     x = np.float32([0.5, 1.0001, 2.0, 1.0001])
-    result = _run_nodes(nodes, output, x, tmp_path / "run", one=np.float32(1))
+    result = bisect_trt.bisect(model, {"x": x}, out=tmp_path / "run", robust=0)
     assert result.passed and result.pinned == ["mul"]
     assert result.search["note"].str.contains("shape of output 'y' changed").any()
     assert "But output 'y' has another shape in FP16 than in FP32." in headline(result)
@@ -373,15 +316,10 @@ def test_a_plan_that_cannot_run_is_a_verdict(tmp_path: Path) -> None:
     """The index 2049 is no FP16 number: it becomes 2048, and 4095 becomes 4096, which is out of
     range.
     """
-    nodes = [
-        onnx.helper.make_node("Mul", ["x", "one"], ["m"], "mul"),
-        onnx.helper.make_node("Cast", ["m"], ["i"], "to_index", to=onnx.TensorProto.INT64),
-        onnx.helper.make_node("Gather", ["table", "i"], ["y"], "gather"),
-    ]
-    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    body = "[mul] m = Mul(x, one) [to_index] i = Cast<to = 7>(m) [gather] y = Gather(table, i)"
     table = np.arange(4096, dtype=np.float32) / 4096
-    result = _run_nodes(
-        nodes, output, np.float32([4095.0, 7.0]), tmp_path / "run", one=np.float32(1), table=table
-    )
+    model = parsed(body, "float[2] x", "float[2] y", one=np.float32(1), table=table)
+    x = np.float32([4095.0, 7.0])
+    result = bisect_trt.bisect(model, {"x": x}, out=tmp_path / "run", robust=0)
     assert "crashed" in set(result.search["outcome"])
     assert result.passed and result.pinned == ["mul"]

@@ -90,6 +90,8 @@ def test_no_identifier_has_a_retired_word() -> None:
     assert sorted(found) == []
     modules = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
     assert [str(m) for m in modules for part in m.with_suffix("").parts if retired(part)] == []
+    tests = Path(__file__).parent.rglob("test_*.py")
+    assert [path.name for path in tests if retired(path.stem)] == []
 
 
 def test_no_key_column_or_finding_has_a_retired_word() -> None:

@@ -155,7 +155,6 @@ def measure(folder: Path, name: str) -> None:
         )
         del plain
     there, here = runners[device.name], runners["cpu"]
-    say(name, "layers on the CPU", len(there.layers_on_cpu), *there.layers_on_cpu[:5])
     exact = next(here.outputs(PrecisionPlan("fp32"), [sample]))
     strict = next(there.outputs(PrecisionPlan("fp32"), [sample]))
     say(name, "FP32 apart", f"{errors(exact, strict):.1e}", f"{time.perf_counter() - began:.0f} s")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from onnx import helper
 
-from bisect_trt.base.plan import Precision, Subgraph
+from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
@@ -41,7 +41,7 @@ def main() -> None:
     sample = Sample("noise", arrays)
     opens = fresh_engines(Settings(path, [arrays], runner="tensorrt"))
     trials = EngineTrials(opens, Precision.FP32, Precision.TF32, Budget(None), WORKERS)
-    seen = trials.look(Specimen(Subgraph(frozenset(graph.names)), proto, sample, expected))
+    seen = trials.look(Specimen(frozenset(graph.names), proto, sample, expected))
     print(f"{len(graph.names)} nodes: {seen.suspect or 'right'}; {seen.wrong} of {seen.runs} wrong")
     sys.exit(1 if seen.suspect is not None else 0)
 

@@ -26,6 +26,7 @@ from benchmarks.sizes.large import PLAIN, measured, of_weights
 
 _NEED = """
 import sys
+from bisect_trt.inputs.samples import load_samples
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import input_specs
 from bisect_trt.model.load import load_model
@@ -33,7 +34,8 @@ from bisect_trt.steps.memory_need import need_of
 from bisect_trt.settings import Settings
 model = load_model(sys.argv[1]).proto
 settings = Settings(sys.argv[1], (sys.argv[2],), require=("max_abs<=1",))
-need = need_of(Graph(model), settings, input_specs(model))
+inputs = load_samples(settings.inputs, input_specs(model))
+need = need_of(Graph(model), settings, inputs)
 print(need.weights, need.bytes)
 """
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.outcomes import InputKind
 from bisect_trt.search.prefix import shortest_prefix
 from bisect_trt.settings import Settings
 from bisect_trt.steps.baselines import measure_baselines
@@ -63,7 +63,7 @@ def main() -> None:
     )
     problem = load(settings, Observer())
     with open_context(problem, Observer()) as context:
-        samples = replace(search_samples(problem, context), augmented=())
+        samples = {**search_samples(problem, context), InputKind.AUGMENTED: ()}
         triage = rank(problem, context, samples)
         search_set = SearchSet(problem, context, problem.base, samples)
 

@@ -127,11 +127,10 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 RUN = "run.json"
 TYPED_MODEL = "model.typed.onnx"
 REWRITTEN_MODEL = "model.rewritten.onnx"
-ANNOTATED_MODEL = "model.annotated.onnx"
 PLAN = "plan.json"
 
-OLDER_FILES = ("journal.sqlite", "frontier.csv")
-"""What a run of 0.4.0 left that has another name today; its folder may be written over."""
+OLDER_FILES = ("journal.sqlite", "frontier.csv", "model.annotated.onnx")
+"""What a run of 0.4.0 left that no run writes today; its folder may be written over."""
 
 RESULT_FILES = (
     RUN,  # removed first and written last: its presence means that the folder is complete
@@ -140,7 +139,6 @@ RESULT_FILES = (
     f"{TYPED_MODEL}.data",
     REWRITTEN_MODEL,
     f"{REWRITTEN_MODEL}.data",
-    ANNOTATED_MODEL,
     "report.html",
     "report.md",
     "junit.xml",
@@ -153,8 +151,7 @@ RESULT_FILES = (
     "tradeoff.csv",
 )
 
-VERIFY_PAGE = "verify.html"
 VERIFY_RECORD = "verify.json"
 VERIFY_JUNIT = "verify.junit.xml"
-VERIFY_FILES = (VERIFY_RECORD, VERIFY_PAGE, VERIFY_JUNIT)
+VERIFY_FILES = (VERIFY_RECORD, VERIFY_JUNIT)
 """Their names differ from a run's, whose folder they may be written to."""

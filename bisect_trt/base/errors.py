@@ -125,7 +125,9 @@ def is_disk_full(error: BaseException) -> bool:
 def not_written(where: str, error: Exception, advice: str = "") -> BisectError:
     """The error to raise where ``where`` cannot be written."""
     if is_disk_full(error):
-        return MachineError(f"{where}: the disk is full; free some space")
+        return MachineError(
+            f"{where}: the disk is full; free some space and run the same command again"
+        )
     reason = getattr(error, "strerror", None) or error
     return BadInputError(f"{where}: cannot be written ({reason}){advice}")
 

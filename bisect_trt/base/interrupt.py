@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
@@ -14,27 +13,11 @@ STOPPING = Event()
 
 def is_stop(error: BaseException) -> bool:
     """Whether the user ended the work."""
-    if STOPPING.is_set() or isinstance(error, KeyboardInterrupt):
-        return True
-    # Ctrl-C inside a library's call may come out as another error, such as a lock's. A run may
-    # also start inside a handler of Ctrl-C: only an interrupt that shares a frame is this run's.
-    frames = _frames(error)
-    cause, visited = error.__cause__ or _context(error), set[int]()
-    while cause is not None and id(cause) not in visited:
-        visited.add(id(cause))
-        if isinstance(cause, KeyboardInterrupt) and _frames(cause) & frames:
-            return True
-        cause = cause.__cause__ or _context(cause)
-    return False
-
-
-def _frames(error: BaseException) -> set[int]:
-    """The ids of the frames that ``error`` has passed through."""
-    return {id(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
-
-
-def _context(error: BaseException) -> BaseException | None:
-    return None if error.__suppress_context__ else error.__context__
+    # Ctrl-C inside a library's call may come out as another error, such as a lock's.
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return STOPPING.is_set() or cause is not None
 
 
 class StoppedError(KeyboardInterrupt):
@@ -61,31 +44,21 @@ class Observer:
         """Something the user should know now."""
 
 
-_SEARCH_SHARE = 0.75
-"""The part of the budget that the search may spend; the rest is for validation."""
-
-
 class TimeBudget:
     """The time that is left, counted from now on; without ``minutes`` it is unlimited.
 
-    ``endings`` counts how often work was left out for lack of time.
+    ``cut_short``: whether anything was left out for lack of time.
     """
 
     def __init__(self, minutes: float | None) -> None:
-        self.minutes = minutes
-        self.endings = 0
+        self.cut_short = False
         self._began = time.monotonic()
         self._all_s = math.inf if minutes is None else 60.0 * minutes
-        self._share = _SEARCH_SHARE
+        self._share = 0.75  # what the search may spend; the rest is for validation
 
     def keep(self, seconds: float) -> None:
         """Reserve ``seconds``, at most an eighth of the budget, for writing after the last test."""
         self._all_s -= min(seconds, 0.125 * self._all_s)
-
-    @property
-    def cut_short(self) -> bool:
-        """Whether anything was left out for lack of time."""
-        return self.endings > 0
 
     @property
     def left_s(self) -> float:
@@ -114,7 +87,7 @@ class TimeBudget:
             BudgetSpentError: no time is left.
         """
         if self.left_s <= 0.0:
-            self.endings += 1
+            self.cut_short = True
             raise BudgetSpentError
 
 

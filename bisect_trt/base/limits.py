@@ -1,4 +1,4 @@
-"""What the machine has: cores, memory and threads."""
+"""What the machine has: cores and memory."""
 
 from __future__ import annotations
 
@@ -8,39 +8,17 @@ import math
 import mmap
 import os
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
-from itertools import chain, islice, product
+from itertools import product
 from pathlib import Path
-from typing import TypeVar
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
-# A global of the process, as the thread pools of BLAS and ONNX Runtime are.
-_THREAD_LIMITS: list[int] = []
-"""The limits of the :func:`at_most` blocks that are entered."""
 
-
-def thread_count() -> int:
-    """How many threads may be busy: the usable cores, or fewer inside :func:`at_most`."""
-    return min([usable_cores(), *_THREAD_LIMITS])
-
-
-@contextmanager
-def at_most(threads: int | None) -> Iterator[None]:
-    """Inside, :func:`thread_count` is at most ``threads``; None changes nothing."""
-    if threads is None:
-        yield
-        return
-    _THREAD_LIMITS.append(threads)
-    try:
-        yield
-    finally:
-        _THREAD_LIMITS.remove(threads)
+def thread_count(threads: int | None = None) -> int:
+    """How many threads may be busy: the usable cores, or fewer where ``threads`` are wanted."""
+    return min(usable_cores(), threads or usable_cores())
 
 
 @cache
@@ -96,14 +74,14 @@ _MEMORY_FILES = (
     ("memory.max", "memory.current", ""),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""Of cgroups 2 and 1: the limit, the usage, and the prefix of the names in memory.stat."""
+"""Files of cgroup versions 2 and 1: the limit, the usage, and memory.stat's prefix of names."""
 
 LARGE = 256 << 20
 """Bytes of weights or activations from which on another copy matters."""
 
 
 def free_bytes() -> int | None:
-    """The bytes that the system, the container and ulimit leave; None if none of them says."""
+    """The bytes that the system and the container leave; None if neither says."""
     free = []
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -121,7 +99,6 @@ def free_bytes() -> int | None:
         except (OSError, ValueError, KeyError):  # no container, or one without a limit ("max")
             continue
         free.append(max(0, limit - max(0, taken - cached)))
-    free += _ulimits_left()
     return min(free, default=None)
 
 
@@ -133,22 +110,6 @@ def room_bytes(counted: int) -> int | None:
     except (OSError, ValueError, IndexError):
         return free
     return None if free is None else free + min(pages * mmap.PAGESIZE, counted)
-
-
-def _ulimits_left() -> list[int]:
-    """The bytes that ``ulimit -v`` and ``ulimit -d`` leave."""
-    try:
-        import resource
-
-        pages = [int(n) for n in Path("/proc/self/statm").read_text(encoding="ascii").split()]
-        left = []
-        for kind, taken in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
-            limit = resource.getrlimit(kind)[0]
-            if limit != resource.RLIM_INFINITY:
-                left.append(max(0, limit - taken * resource.getpagesize()))
-    except (ImportError, OSError, ValueError, IndexError):
-        return []
-    return left
 
 
 def peak_bytes() -> int:
@@ -174,7 +135,7 @@ def share_arenas() -> None:
     # run of PP-OCRv4 det then holds 2.8 times as much.
     m_arena_max = -8
     with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(m_arena_max, max(2, thread_count() // 2))
+        ctypes.CDLL(None).mallopt(m_arena_max, max(2, usable_cores() // 2))
 
 
 def give_back() -> None:
@@ -189,50 +150,3 @@ def in_words(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count} bytes"
-
-
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
-
-
-def in_order(work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
-    """The answer of each of ``items`` in order, computed on :func:`thread_count` threads."""
-    stream = iter(items)
-    first = list(islice(stream, 2))
-    most = thread_count()
-    if len(first) < 2 or most == 1:
-        yield from map(work, chain(first, stream))
-        return
-    pool = ThreadPoolExecutor(most, "bisect-trt")
-    try:
-        yield from on_pool(pool, most, work, chain(first, stream), lambda _: most)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def on_pool(
-    pool: ThreadPoolExecutor,
-    most: int,
-    work: Callable[[Item], Answer],
-    items: Iterable[Item],
-    at_once: Callable[[Item], int],
-) -> Iterator[Answer]:
-    """The answer of each of ``items`` in order; closing the iterator cancels the rest.
-
-    At most ``most`` run at a time, or fewer from an item on whose ``at_once`` is smaller.
-    """
-    waiting: deque[Future[Answer]] = deque()
-    fit = most
-    try:
-        for item in items:
-            fit = min(fit, at_once(item))
-            while waiting and fit < most and len(waiting) >= fit:
-                yield waiting.popleft().result()
-            waiting.append(pool.submit(work, item))
-            if len(waiting) > most:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()

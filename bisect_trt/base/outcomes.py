@@ -137,6 +137,7 @@ class Reproducibility:
 
 def together(found: Sequence[Reproducibility]) -> Reproducibility:
     """Several samples as one: counts add up, the rest is the least reproducible sample's."""
+    # A difference that decides counts more than a larger one that does not.
     last = max(found, key=lambda s: (s.decides, s.differing > 0, _gap(s), s.apart))
     return replace(
         last,
@@ -173,8 +174,8 @@ class InputKind(StrEnum):
 _WORDS = {
     InputKind.GIVEN: "given inputs",
     InputKind.PERTURBED: "perturbed inputs",
-    InputKind.AUGMENTED: "augmented",
-    InputKind.HOLDOUT: "held out",
+    InputKind.AUGMENTED: "augmented inputs",
+    InputKind.HOLDOUT: "held-out inputs",
 }
 
 
@@ -221,7 +222,6 @@ class Validation:
     ``set_size``, ``holdout_size``: how many given, or held out, inputs are judged together.
     ``prediction_limit``: what an unseen input may score; infinite if unknown, NaN if not computed.
     ``has_margin``: the score says more than pass or fail.
-    ``copies``: the random stream of the copies, and their number.
     ``unfinished``: the run ended before anything was tested.
     ``spent``: the search has used every augmented input that can be made.
     ``alike``: the given inputs are few and of one kind.
@@ -239,7 +239,6 @@ class Validation:
     prediction_limit: float = math.nan
     holdout_size: int = 1
     has_margin: bool = True
-    copies: tuple[int, int] | None = None
     unfinished: bool = False
     spent: bool = False
     alike: bool = False
@@ -248,6 +247,11 @@ class Validation:
         """The tally of inputs of ``kind``."""
         tally: Tally = getattr(self, kind.value)
         return tally
+
+    @property
+    def tested(self) -> list[tuple[InputKind, Tally]]:
+        """The kinds of inputs that were tested."""
+        return [(kind, self.of(kind)) for kind in InputKind if self.of(kind).tested]
 
     @property
     def word(self) -> ValidationVerdict | None:
@@ -278,6 +282,7 @@ class Validation:
         """Whether the copies of each kind, or the held out inputs, prove the wanted share."""
         tested = [(kind, wanted) for kind, wanted in self._copied if kind.tested]
         bounded = bool(tested) and all(kind.lower_bound >= wanted for kind, wanted in tested)
+        # Copies that the search has used prove nothing of unseen inputs.
         bounded = bounded and not self.spent
         return bounded or (self.holdout_size == 1 and self._holdout_proves)
 
@@ -323,6 +328,7 @@ def _chance(passed: int, tested: int, share: float) -> float:
     """The binomial probability of ``passed`` or fewer of ``tested`` if ``share`` of all pass."""
     if share <= 0.0 or passed >= tested:
         return 1.0
+    # In logarithms: binomial coefficients of thousands of samples overflow a float.
     ways = math.lgamma(tested + 1)
     return math.fsum(
         math.exp(

@@ -30,7 +30,9 @@ class Movers:
         """``pinned`` with the movers between two pinned layers."""
         if not pinned or not self.sources:
             return pinned
-        exact: dict[str, bool] = {}  # movers of FP32 values: whether a pinned layer gives them
+        # In network order, sources come first: which movers have FP32 values only, and whether a
+        # pinned layer gives them. Then backwards: which of them a pinned layer reads.
+        exact: dict[str, bool] = {}
         for name, sources in self.sources.items():
             if all(s in exact or s in pinned or s == EXACT for s in sources):
                 exact[name] = any(s in pinned or exact.get(s, False) for s in sources)
@@ -159,23 +161,3 @@ class PrecisionPlan:
                 f"{where}: not a plan that bisect-trt wrote ({error}); run `bisect-trt run` to "
                 "make one"
             ) from error
-
-
-@dataclass(frozen=True)
-class Bypass:
-    """``node`` is left out, and its input ``source`` is read in place of its output."""
-
-    node: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Subgraph:
-    """The nodes that are ``kept``, and the bypasses among the others."""
-
-    kept: frozenset[str]
-    bypassed: frozenset[Bypass] = frozenset()
-
-    def without(self, bypass: Bypass) -> Subgraph:
-        """The same with one more node bypassed."""
-        return Subgraph(self.kept - {bypass.node}, self.bypassed | {bypass})

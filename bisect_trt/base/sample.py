@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from threading import RLock
+from itertools import count
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Sample:
             array = self.arrays[name]
             shapes[name], nbytes = tuple(array.shape), nbytes + int(array.nbytes)
             digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+            # Hashed in place: tobytes() copies.
             whole = array if array.flags.c_contiguous else array.copy()
             digest.update(whole.view("u1").data if whole.ndim and whole.size else whole.tobytes())
         return digest.hexdigest(), shapes, nbytes
@@ -74,8 +76,12 @@ class RecentArrays:
     def __init__(self) -> None:
         self._arrays: OrderedDict[int, Mapping[str, Any]] = OrderedDict()
         self._bytes = 0
-        # Reentrant: the garbage collector may free a mapping while another is being looked up.
-        self._lock = RLock()
+        self._keys = count()
+        self._lock = Lock()
+
+    def new_key(self) -> int:
+        """A key that no other mapping has."""
+        return next(self._keys)
 
     def get(self, key: int, load: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """The arrays of ``key``, from ``load`` if they are not kept."""
@@ -92,12 +98,6 @@ class RecentArrays:
                 self._bytes -= _size(self._arrays.popitem(last=False)[1])
         return loaded
 
-    def drop(self, key: int) -> None:
-        """Forget the arrays of ``key``."""
-        with self._lock:
-            dropped = self._arrays.pop(key, None)
-            self._bytes -= _size(dropped) if dropped is not None else 0
-
 
 class LazyArrays(Mapping[str, Any]):
     """Arrays by name that are loaded on use, and again once ``recent`` has dropped them."""
@@ -105,6 +105,7 @@ class LazyArrays(Mapping[str, Any]):
     def __init__(self, load: Callable[[], Mapping[str, Any]], recent: RecentArrays) -> None:
         self._load = load
         self._recent = recent
+        self._key = recent.new_key()
 
     def __getitem__(self, name: str) -> Any:
         return self._arrays()[name]
@@ -115,15 +116,12 @@ class LazyArrays(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._arrays())
 
-    def __del__(self) -> None:
-        self._recent.drop(id(self))  # another object may get this id
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the arrays themselves: another process may not have the file."""
         return dict, (dict(self._arrays()),)
 
     def _arrays(self) -> Mapping[str, Any]:
-        return self._recent.get(id(self), self._load)
+        return self._recent.get(self._key, self._load)
 
 
 def _size(arrays: Mapping[str, Any]) -> int:

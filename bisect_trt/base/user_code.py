@@ -8,37 +8,42 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
-import io
 import os
-import pickle
 import site
 import sys
 import sysconfig
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import RLock
 from traceback import extract_tb
-from types import CodeType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from bisect_trt.base.errors import BadInputError, MachineError, is_out_of_memory, one_line
 
 
 def source_digest(function: Callable[..., Any], loaded_as: str = "") -> str:
-    """SHA-256 of the user's files that ``function`` comes from, and of the values that it uses.
+    """SHA-256 of the user's files that ``function`` comes from.
 
-    ``loaded_as`` is its ``module:function`` where it was loaded by name: then the files are enough.
+    ``loaded_as`` is its ``module:function`` where it was loaded by name. A function without such a
+    name, as in a notebook, has a new digest each time.
     """
     # Files that the code reads and installed packages are not hashed: --fresh is for those.
     module_name, _, name = loaded_as.rpartition(":")
+    if not loaded_as:
+        module_name = getattr(function, "__module__", None) or ""
+        name = getattr(function, "__name__", "")
+    module = sys.modules.get(_imported_as(module_name))
+    start = Path(getattr(module, "__file__", None) or "")
+    # Arguments of a partial function and values in closures could not be told apart.
+    if not loaded_as and (getattr(module, name, None) is not function or not start.is_file()):
+        return uuid.uuid4().hex
     digest = hashlib.sha256(name.encode(errors="replace"))
-    start = _file_of(_imported_as(module_name) if loaded_as else _module_of(function))
-    for path in sorted(_own_files(start)) if start is not None else ():
+    files = sorted(_own_files(start)) if start.suffix == ".py" and start.is_file() else ()
+    for path in files:
         digest.update(path.name.encode(errors="replace") + path.read_bytes())
-    if start is None or not loaded_as:
-        digest.update(_by_value(function))
+    if not files:
+        digest.update(module_name.encode(errors="replace"))
     return digest.hexdigest()
 
 
@@ -75,83 +80,6 @@ def _imported_files(path: Path, node: ast.AST) -> Iterator[Path]:
                 yield from filter(Path.is_file, (place.with_suffix(".py"), place / "__init__.py"))
 
 
-class _ByValue(pickle.Pickler):
-    """Pickles functions and classes by their code and values, to be hashed only."""
-
-    def __init__(self) -> None:
-        self.written = io.BytesIO()
-        super().__init__(self.written, protocol=5)
-
-    def reducer_override(self, value: Any) -> Any:
-        """How ``value`` is pickled."""
-        # All parts are given as a state, which may refer to ``value`` itself.
-        if isinstance(value, CodeType):
-            # The order of a set differs from process to process.
-            constants = [
-                sorted(c, key=repr) if isinstance(c, frozenset) else c for c in value.co_consts
-            ]
-            return list, (), (value.co_code, value.co_names, constants)
-        if isinstance(value, ModuleType):
-            is_imported = value.__name__ in sys.modules
-            version = getattr(value, "__version__", "")
-            attributes = {} if is_imported else _attributes(value)
-            return list, (), (value.__name__, version, attributes)
-        if isinstance(value, FunctionType) and _is_own(value):
-            used = {n: value.__globals__.get(n) for n in sorted(_names(value.__code__))}
-            cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            own = (value.__defaults__, value.__kwdefaults__, vars(value))
-            return list, (), (value.__code__, used, cells, own)
-        if isinstance(value, type) and _is_own(value):
-            return list, (), (value.__qualname__, value.__bases__, _attributes(value))
-        if isinstance(value, (staticmethod, classmethod)):
-            return list, (), (value.__func__,)
-        return NotImplemented
-
-
-def _by_value(function: Callable[..., Any]) -> bytes:
-    """The code and values of ``function`` as bytes; random where they cannot be pickled."""
-    pickler = _ByValue()
-    try:
-        pickler.dump(function)
-    except Exception:  # locks, open files: whatever the user's objects hold
-        return uuid.uuid4().bytes
-    return pickler.written.getvalue()
-
-
-def _attributes(holder: type | ModuleType) -> dict[str, Any]:
-    """The attributes of a class or module without those that Python adds to each."""
-    added = ("__dict__", "__weakref__", "__doc__", "__builtins__")
-    return {n: v for n, v in vars(holder).items() if n not in added}
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
-    return set(code.co_names).union(*inner)
-
-
-def _is_own(value: Any) -> bool:
-    """Whether a function or class is the user's, or cannot be imported by its name."""
-    if "<" in value.__qualname__:  # <lambda>, <locals>
-        return True
-    module = sys.modules.get(value.__module__)
-    path = getattr(module, "__file__", None)
-    if path is None:
-        return module is None or module.__name__ == "__main__"
-    return is_users(Path(path))
-
-
-def _module_of(function: Callable[..., Any]) -> str:
-    plain = function.func if isinstance(function, functools.partial) else inspect.unwrap(function)
-    return str(getattr(plain, "__module__", None) or type(plain).__module__)
-
-
-def _file_of(module: str) -> Path | None:
-    """The Python file of an imported module of the user's, or None."""
-    name = getattr(sys.modules.get(module), "__file__", None) or ""
-    path = Path(name)
-    return path if path.suffix == ".py" and path.is_file() and is_users(path) else None
-
-
 @functools.cache
 def _not_users() -> tuple[Path, ...]:
     """The folders of Python's modules, of installed packages and of this package."""
@@ -168,21 +96,19 @@ def is_users(path: Path) -> bool:
     return not any(full.is_relative_to(folder) for folder in _not_users())
 
 
-# Standard output belongs to the process, so one thread at a time may redirect it.
-_STDOUT_LOCK = RLock()
-
-
 @contextlib.contextmanager
 def users_code(what: str) -> Iterator[None]:
     """Runs the user's code with the current folder importable and its output on standard error.
+
+    One thread at a time may use it, since standard output and ``sys.path`` are the process's.
 
     Raises:
         BadInputError: the code raised.
         MachineError: there was not enough memory for it.
     """
     here = os.getcwd()
-    with _STDOUT_LOCK, contextlib.redirect_stdout(sys.stderr):
-        sys.path.insert(0, here)
+    with contextlib.redirect_stdout(sys.stderr):
+        sys.path.insert(0, here)  # a console script's path lacks the current folder
         try:
             yield
         except BadInputError:

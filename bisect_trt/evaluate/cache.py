@@ -32,12 +32,6 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS answers "
     "(key TEXT PRIMARY KEY, kind TEXT, meta TEXT, payload BLOB, checksum TEXT)"
 )
-_LOCK_TIMEOUT_S = 10.0
-"""How long to wait for another process's transaction."""
-
-_WRITE_EVERY_S = 0.5
-"""The least time between transactions: one for each row is as slow as a small network."""
-
 _FAILURES = (sqlite3.Error, UnicodeDecodeError)
 """What SQLite raises; text in a damaged file may not decode."""
 
@@ -59,7 +53,7 @@ def content_key(*parts: object) -> str:
 class Cache:
     """The cache in ``folder``, for several threads; ``fresh`` empties it.
 
-    ``note``: says that a damaged cache was set aside, or is empty. ``is_new``: there was no cache.
+    ``note``: says that a damaged cache was set aside.
 
     Raises:
         BadInputError: the file is no cache, is of a later version, or cannot be written.
@@ -85,7 +79,6 @@ class Cache:
         except _FAILURES as error:
             self.close()
             raise self._explained(error) from error
-        self.is_new = fresh or form == 0
         if form > _FORM:
             self.close()
             raise BadInputError(
@@ -116,7 +109,8 @@ class Cache:
     def record_later(self, row: Row) -> None:
         """Keep ``row`` for the next transaction, which is made now if the last is long ago."""
         self._waiting[row.key] = row
-        if time.monotonic() - self._written_at > _WRITE_EVERY_S:
+        # A transaction takes as long as an inference of a small network.
+        if time.monotonic() - self._written_at > 0.5:
             self.record([])
 
     def record(self, rows: Sequence[Row]) -> None:
@@ -139,6 +133,7 @@ class Cache:
                 self._roll_back()  # Ctrl-C may have left one open
                 try:
                     self._database.execute("BEGIN")
+                    # What timed out is replaced once it was given more time.
                     self._database.executemany(
                         "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", written
                     )
@@ -171,6 +166,7 @@ class Cache:
         tables = {name for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "answers" not in tables:
             raise sqlite3.DatabaseError("its tables are another program's")
+        # Fewer syncs with the disk; what a power cut damages is found at the next start.
         run("PRAGMA synchronous=NORMAL")
         run(_SCHEMA)
         run(f"PRAGMA user_version={_FORM}")
@@ -231,7 +227,7 @@ def _connected(path: Path) -> sqlite3.Connection:
     # Cached statements would keep the values that they wrote last in memory.
     return sqlite3.connect(
         path,
-        timeout=_LOCK_TIMEOUT_S,
+        timeout=10.0,  # seconds to wait for another process's transaction
         isolation_level=None,
         check_same_thread=False,
         cached_statements=0,

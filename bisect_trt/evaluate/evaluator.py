@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from threading import RLock
@@ -30,6 +29,7 @@ from bisect_trt.metrics.error_sample import ErrorSample
 from bisect_trt.metrics.errors import farthest_apart
 from bisect_trt.metrics.requirements import Judged, Requirements
 from bisect_trt.runners.base import Patient, Repeated, Restartable, Runner
+from bisect_trt.runners.concurrency import side_by_side
 
 _CHUNK_SAMPLES = 64
 """Samples that are prepared, run and written together: what an interrupted run may lose."""
@@ -122,11 +122,7 @@ class Execution:
         vectors: bool,
         kept: dict[str, Arrays] | None,
     ) -> Iterator[SampleResult]:
-        """The samples' results up to and including the first on which the runner fails.
-
-        Raises:
-            MachineError: the machine ran out of memory, disk or processes.
-        """
+        """The samples' results up to and including the first on which the runner fails."""
         self._before_each()
         self._criteria.references.make_ready(samples, self._before_each)
         began, left = time.perf_counter(), len(samples)
@@ -151,11 +147,7 @@ class Execution:
             yield SampleResult(error.verdict, math.inf, (), {}, spent, note)
 
     def _reference(self, sample: Sample) -> Arrays:
-        """The reference outputs.
-
-        Raises:
-            BadInputError: the original model cannot be run on ``sample``.
-        """
+        """The reference outputs; BadInputError if the original model cannot be run."""
         try:
             return self._criteria.references.of(sample)
         except RunnerFailedError as error:
@@ -253,9 +245,8 @@ class Evaluator:
 
     def knows(self, plan: PrecisionPlan) -> bool:
         """Whether ``plan`` was run on all given samples."""
-        given = {s.digest for s in self._given}
         with self._lock:
-            return plan in self.done or len(self._recall(plan)) == len(given)
+            return plan in self.done or len(self._recall(plan)) == len(self._given)
 
     def evaluate(self, plan: PrecisionPlan) -> Evaluation:
         """The result of ``plan`` on the given samples, from the cache or newly executed."""
@@ -268,15 +259,16 @@ class Evaluator:
             for plan in dict.fromkeys(plans):
                 if plan in self.done:
                     continue
-                known = self._recall(plan)
-                if len(known) == len({s.digest for s in self._given}):
-                    self._note(self._together(plan, known))
+                results = self._recall(plan)
+                if len(results) == len(self._given):
+                    self._note(self._together(plan, results))
                 else:
-                    missing.append((plan, known))
-        for plan, known in self._complete_all(missing):
+                    missing.append((plan, results))
+        completed = side_by_side(lambda m: self._complete(*m), missing, lambda _: self.workers)
+        for plan, results in completed:
             with self._lock:
                 self.new_evaluations += plan not in self.plans
-                self._note(self._together(plan, known))
+                self._note(self._together(plan, results))
         return [self.done[plan] for plan in plans]
 
     def vector(self, plan: PrecisionPlan) -> Vector | None:
@@ -327,16 +319,16 @@ class Evaluator:
         sets = [samples[i : i + size] for i in range(0, len(samples), size)]
         collective = bool(self.requirements.collective)
         with self._lock:
-            known = {s.digest: self._answers.of(plan, s) for s in samples}
+            by_digest = {s.digest: self._answers.of(plan, s) for s in samples}
             set_values = [self._answers.of_all(plan, of) if collective else [] for of in sets]
         for place, of in enumerate(sets):  # a set with a new sample is judged anew
-            if collective and any(known[s.digest] is None for s in of):
+            if collective and any(by_digest[s.digest] is None for s in of):
                 set_values[place] = None
         # Copies may be equal, as rotations of a few token ids are: these are run once.
         new: dict[str, Sample] = {}
         for of, values in zip(sets, set_values, strict=True):
             for s in of:
-                if values is None or known[s.digest] is None:
+                if values is None or by_digest[s.digest] is None:
                     new.setdefault(s.digest, s)
         kept: dict[str, Arrays] = {}
         expected = len(new)
@@ -344,10 +336,10 @@ class Evaluator:
         for of, values in zip(sets, set_values, strict=True):
             results = []
             for sample in of:
-                result = known[sample.digest]
+                result = by_digest[sample.digest]
                 is_new = values is None or result is None
                 if is_new and new.pop(sample.digest, None) is not None:
-                    known[sample.digest] = result = next(executed)
+                    by_digest[sample.digest] = result = next(executed)
                     rows.append(self._answers.row(plan, sample, result))
                     self.on_inference(expected - len(new), expected)
                 assert result is not None
@@ -402,19 +394,11 @@ class Evaluator:
                     self.before_each()
                     self._criteria.error_sample(sample)
 
-    def _complete_all(
-        self, missing: Sequence[tuple[PrecisionPlan, dict[str, SampleResult]]]
-    ) -> list[tuple[PrecisionPlan, dict[str, SampleResult]]]:
-        if len(missing) > 1 and self.workers > 1:
-            with ThreadPoolExecutor(self.workers) as pool:
-                return list(pool.map(lambda m: self._complete(*m), missing))
-        return [self._complete(*m) for m in missing]
-
     def _complete(
-        self, plan: PrecisionPlan, known: dict[str, SampleResult]
+        self, plan: PrecisionPlan, cached: dict[str, SampleResult]
     ) -> tuple[PrecisionPlan, dict[str, SampleResult]]:
-        """Run the samples that ``known`` lacks; caches them even if interrupted."""
-        wanted = [s for s in self._given if s.digest not in known]
+        """Run the samples that ``cached`` lacks; caches them even if interrupted."""
+        wanted = [s for s in self._given if s.digest not in cached]
         kept: dict[str, Arrays] = {}
         collective = bool(self.requirements.collective)
         prepare: Callable[[Sequence[Sample]], None] | None = self._prepare
@@ -440,7 +424,7 @@ class Evaluator:
         finally:
             self._record(rows, plan)
         new = {s.digest: r for s, r in zip(wanted, results, strict=True)}
-        return plan, {**known, **new}
+        return plan, {**cached, **new}
 
     def _record(self, rows: Sequence[Row], plan: PrecisionPlan | None = None) -> None:
         """Write ``rows`` and the runner's facts about ``plan`` in one transaction."""
@@ -449,10 +433,10 @@ class Evaluator:
         with self._lock:
             self._cache.record([*rows, *more])
 
-    def _together(self, plan: PrecisionPlan, known: Mapping[str, SampleResult]) -> Evaluation:
+    def _together(self, plan: PrecisionPlan, by_digest: Mapping[str, SampleResult]) -> Evaluation:
         criteria, requirements = self._criteria, self.requirements
         facts = self.runner.facts(plan) or self._answers.facts(plan)
-        results = [known[s.digest] for s in self._given]
+        results = [by_digest[s.digest] for s in self._given]
         score: float | None = None
         collective: tuple[float, ...] = ()
         if requirements.of_sets or criteria.share < 1.0:

@@ -19,7 +19,6 @@ class References:
 
     ``memory_bytes``: the latest are in memory; older ones are on disk in ``folder``.
     ``copies_bytes``: how much of copied samples is on disk; the search uses the first ones again.
-    ``lasting``: the session stays open for further samples.
     """
 
     def __init__(
@@ -27,13 +26,11 @@ class References:
         reference: Reference,
         folder: Path,
         *,
-        lasting: bool = False,
         memory_bytes: int = 8 << 20,
         copies_bytes: int = 512 << 20,
     ) -> None:
         self._reference = reference
         self._folder = folder
-        self._lasting = lasting and not reference.is_large
         self._memory_bytes, self._copies_bytes = memory_bytes, copies_bytes
         self._for_copied: Callable[[Sample], Arrays] | None = None
         self._outputs: OrderedDict[str, Arrays] = OrderedDict()
@@ -46,7 +43,7 @@ class References:
 
     def use_for_copied(self, outputs: Callable[[Sample], Arrays]) -> None:
         """Let ``outputs`` give the FP32 outputs of copied samples."""
-        self._for_copied, self._lasting = outputs, False
+        self._for_copied = outputs
 
     def of(self, sample: Sample) -> Arrays:
         """The reference outputs of ``sample`` by name; thread-safe.
@@ -60,6 +57,7 @@ class References:
                 self._outputs.move_to_end(digest)
                 return self._outputs[digest]
             outputs = self._read(digest) if digest in self._on_disk else None
+        # Without the lock, as an inference takes long and others need what is kept.
         if outputs is None:
             for_copied = self._for_copied if sample.copied else None
             outputs = (for_copied or self._reference.outputs)(sample)
@@ -81,7 +79,7 @@ class References:
         return self._reference.at_once(sample)
 
     def prepare(self, samples: Sequence[Sample], before_each: Callable[[], None]) -> None:
-        """Compute the outputs of ``samples``, then close the session unless it is lasting."""
+        """Compute the outputs of ``samples``, then close a large model's session."""
         missing = [s for s in samples if s.digest not in self._prepared]
         try:
             for sample in missing:
@@ -89,7 +87,7 @@ class References:
                 self.of(sample)
                 self._prepared.add(sample.digest)
         finally:
-            if missing and not self._lasting:
+            if missing and self._reference.is_large:
                 self._reference.release()
 
     def make_ready(self, samples: Sequence[Sample], before_each: Callable[[], None]) -> None:
@@ -123,13 +121,10 @@ class References:
             return  # a full disk costs another inference
         self._on_disk.add(digest)
 
-    def _read(self, digest: str) -> Arrays | None:
-        try:
-            with (self._folder / digest).open("rb") as file:
-                outputs: Arrays = pickle.load(file)
-                return outputs
-        except Exception:  # a damaged file costs another inference
-            return None
+    def _read(self, digest: str) -> Arrays:
+        with (self._folder / digest).open("rb") as file:
+            outputs: Arrays = pickle.load(file)
+            return outputs
 
 
 def _size(outputs: Arrays) -> int:

@@ -66,7 +66,7 @@ class SampleResult:
 
 
 def _badness(sample: SampleResult) -> tuple[float, bool]:
-    # Of infinite scores, NaN and infinities come before plans that were not run.
+    # All are infinite: NaN and infinities come before plans that were not run.
     return sample.score, sample.verdict is Verdict.NON_FINITE
 
 
@@ -140,7 +140,7 @@ class Evaluation:
             return Evaluation(
                 plan, runner, verdict, score, {}, {}, seconds, note, on=on, worst_on=worst_on
             )
-        worst = max(samples, key=_badness)  # of those that are left
+        worst = max(samples, key=_badness)  # without the broken ones
         outputs = list(samples[0].errors)
         return Evaluation(
             plan,

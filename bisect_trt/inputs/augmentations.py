@@ -20,9 +20,6 @@ from bisect_trt.metrics.arrays import Arrays, flat, slices
 _Arrays = dict[str, NDArray[Any]]
 Random = np.random.Generator
 
-LONG = 8
-"""Shorter axes (a batch, channels) are not shifted or flipped."""
-
 _MAX_REPEATS = 4
 """How often a sequence is repeated at most."""
 
@@ -233,7 +230,8 @@ def kinds_for(
 
 
 def _long_axes(array: NDArray[Any]) -> list[int]:
-    return [axis for axis, size in enumerate(array.shape) if size >= LONG]
+    """The axes that may be shifted or flipped: not the batch or channels, which are shorter."""
+    return [axis for axis, size in enumerate(array.shape) if size >= 8]
 
 
 def _rolled(array: NDArray[Any], pick: float, steps: int) -> NDArray[Any]:

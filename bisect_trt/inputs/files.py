@@ -24,7 +24,7 @@ from bisect_trt.base.user_code import load_object, users_code
 from bisect_trt.inputs.npz import read_npy, read_npz, refuse_too_large, write_npz
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.inputs import InputSpec, check_array, check_names
+from bisect_trt.model.inputs import InputSpec
 from bisect_trt.settings import Settings
 
 Function = Callable[[], Any]
@@ -32,6 +32,7 @@ ENDINGS = (".npz", ".npy", ".json")
 _END = object()
 """What ``next`` gives at the end, as the user's generator may yield None."""
 
+# A name with a colon that exists is a file, whatever it looks like.
 _LOADER = re.compile(r"^[^*?\[\]]+:[A-Za-z_]\w*$")
 
 
@@ -75,23 +76,21 @@ def read_sources(
     """
     if not isinstance(source, (str, Path)):
         yield from _spooled(shown(source), _yielded(shown(source), source, option), recent)
-        return
-    if is_loader(source):
+    elif is_loader(source):
         found = load_object(str(source), option)
         if not (callable(found) or hasattr(found, "__iter__") or hasattr(found, "__getitem__")):
             raise BadInputError(
                 f"{option} {str(source)!r}: neither a function nor what gives samples one by one"
             )
         yield from _spooled(str(source), _yielded(str(source), found, option), recent)
-        return
-    for path in find_files([source]):
-        if path.suffix == ".json":
-            yield from _spooled(str(path), _feeds_of(path), recent)
-            continue
-        if not stacked:
-            yield str(path), LazyArrays(unchanged(path, partial(_read, path, specs)), recent)
-            continue
-        yield from _from_stacked(path, specs, recent)
+    else:
+        for path in find_files([source]):
+            if path.suffix == ".json":
+                yield from _spooled(str(path), _feeds_of(path), recent)
+            elif stacked:
+                yield from _from_stacked(path, specs, recent)
+            else:
+                yield str(path), LazyArrays(unchanged(path, partial(_read, path, specs)), recent)
 
 
 def shown(source: object) -> str:
@@ -140,11 +139,10 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
 
 
 def _read(path: Path, specs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
-    check = partial(_check_header, path, specs, {})
     if path.suffix != ".npy":
-        return read_npz(path, partial(check_names, str(path), specs=specs), check)
+        return read_npz(path)
     name = _only(path, specs).name
-    return {name: read_npy(path, name, check)}
+    return {name: read_npy(path, name)}
 
 
 def _only(path: Path, specs: Sequence[InputSpec]) -> InputSpec:
@@ -156,20 +154,6 @@ def _only(path: Path, specs: Sequence[InputSpec]) -> InputSpec:
             "numpy.savez(path, name=array)"
         )
     return specs[0]
-
-
-def _check_header(
-    path: Path,
-    specs: Sequence[InputSpec],
-    symbols: dict[str, int],
-    name: str,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-) -> None:
-    """Refuse an array by its header, before it is read."""
-    for spec in specs:
-        if spec.name == name:
-            check_array(str(path), spec, dtype, shape, symbols)
 
 
 def _from_stacked(
@@ -192,11 +176,7 @@ def _from_stacked(
 
 
 def _stacked(path: Path, arrays: Arrays) -> int:
-    """The number of samples along the first axes.
-
-    Raises:
-        BadInputError: the axes differ, or there is none.
-    """
+    """The number of samples along the first axes."""
     counts = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
     if len(counts) != 1 or counts == {0}:
         raise BadInputError(
@@ -283,27 +263,20 @@ def load_golden(settings: Settings, graph: Graph, inputs: int) -> Arrays | None:
             f"--golden belongs to one input, and {inputs} were given; pass one --input"
         )
     where = "--golden" if isinstance(golden, Mapping) else f"--golden {golden}"
-
-    def check(name: str, dtype: np.dtype[Any], _: tuple[int, ...]) -> None:
-        if dtype.kind not in "biuf":
-            raise BadInputError(f"{where}: output {name!r} holds {dtype}, no plain numbers")
-
-    if not isinstance(golden, Mapping):
-        if not Path(golden).is_file():
-            raise BadInputError(f"{where}: no such file")
-        return read_npz(Path(golden), partial(_check_outputs, where, graph), check)
-    found = {name: np.asarray(array) for name, array in golden.items()}
-    _check_outputs(where, graph, list(found))
-    for name, array in found.items():
-        check(name, array.dtype, array.shape)
-    return found
-
-
-def _check_outputs(where: str, graph: Graph, names: Sequence[str]) -> None:
-    unknown = [n for n in names if n not in graph.outputs]
-    if unknown or not names:
+    if isinstance(golden, Mapping):
+        found = {name: np.asarray(array) for name, array in golden.items()}
+    elif Path(golden).is_file():
+        found = read_npz(Path(golden))
+    else:
+        raise BadInputError(f"{where}: no such file")
+    unknown = [n for n in found if n not in graph.outputs]
+    if unknown or not found:
         named = repr(unknown[0]) if unknown else "nothing"
         raise BadInputError(
             f"{where}: holds {named}, which is no output of the model; it has "
             f"{', '.join(graph.outputs)}"
         )
+    for name, array in found.items():
+        if array.dtype.kind not in "biuf":
+            raise BadInputError(f"{where}: output {name!r} holds {array.dtype}, no plain numbers")
+    return found

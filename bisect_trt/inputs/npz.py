@@ -1,11 +1,11 @@
-"""Reads .npy and .npz files: headers first, so that nothing too large is read."""
+"""Reads and writes .npy and .npz files; refuses what does not fit into memory unread."""
 
 from __future__ import annotations
 
 import io
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -16,15 +16,11 @@ from numpy.typing import NDArray
 from bisect_trt.base.errors import BadInputError, BisectError, MachineError, one_line
 from bisect_trt.base.limits import free_bytes, in_words
 
-CheckNames = Callable[[Sequence[str]], None]
-CheckHeader = Callable[[str, "np.dtype[Any]", tuple[int, ...]], None]
 _ENDING = ".npy"
 
 
-def read_npz(
-    path: Path, check_names: CheckNames | None = None, check: CheckHeader | None = None
-) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file; names, types and shapes are checked before data are read.
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file by name.
 
     Raises:
         BadInputError: names the file.
@@ -33,10 +29,7 @@ def read_npz(
     _refuse_other_files(path)
     with _named_in_errors(path, ".npz"), zipfile.ZipFile(path) as archive:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-        by_name = {entry.filename.removesuffix(_ENDING): entry for entry in entries}
-        if check_names is not None:
-            check_names(list(by_name))
-        return {n: _member(path, archive, e, n, check) for n, e in by_name.items()}
+        return {e.filename.removesuffix(_ENDING): _member(path, archive, e) for e in entries}
 
 
 def _refuse_other_files(path: Path) -> None:
@@ -56,18 +49,11 @@ def _refuse_other_files(path: Path) -> None:
     raise BadInputError(f"{path}: not a readable .npz file (it is none, or holds Python objects)")
 
 
-def _member(
-    path: Path,
-    archive: zipfile.ZipFile,
-    entry: zipfile.ZipInfo,
-    name: str,
-    check: CheckHeader | None,
-) -> NDArray[Any]:
+def _member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
+    name = entry.filename.removesuffix(_ENDING)
     try:
         with archive.open(entry) as stream:
-            dtype, shape = _header(stream, entry.file_size)
-        if check is not None:
-            check(name, dtype, shape)
+            _check_header(stream, entry.file_size)
         refuse_too_large(f"{path}: array {name!r}", entry.file_size)
         with archive.open(entry) as stream:
             array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
@@ -78,9 +64,7 @@ def _member(
         raise BadInputError(f"{path}: array {name!r} cannot be read ({one_line(error)})") from error
 
 
-def read_npy(
-    path: Path, name: str, check: CheckHeader | None = None, *, mapped: bool = False
-) -> NDArray[Any]:
+def read_npy(path: Path, name: str, *, mapped: bool = False) -> NDArray[Any]:
     """The array of an .npy file; if ``mapped``, its data are read on use.
 
     Raises:
@@ -92,9 +76,7 @@ def read_npy(
     with _named_in_errors(path, ".npy"):
         with path.open("rb") as stream:
             size = path.stat().st_size
-            dtype, shape = _header(stream, size)
-        if check is not None:
-            check(name, dtype, shape)
+            _check_header(stream, size)
         if not mapped:
             refuse_too_large(f"{path}: array {name!r}", size)
         array: NDArray[Any] = np.load(path, "r" if mapped else None, allow_pickle=False)
@@ -127,44 +109,8 @@ def refuse_too_large(what: str, size: int) -> None:
         )
 
 
-def headers_of(path: Path, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a file's arrays by name, from their headers; empty if it cannot be read."""
-    try:
-        if not zipfile.is_zipfile(path):
-            with path.open("rb") as stream:
-                shape = _header(stream, path.stat().st_size)[1]
-                return {names[0]: shape} if len(names) == 1 else {}
-        shapes = {}
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                if not entry.is_dir():
-                    with archive.open(entry) as inner:
-                        name = entry.filename.removesuffix(_ENDING)
-                        shapes[name] = _header(inner, entry.file_size)[1]
-        return shapes
-    except Exception:  # reading the data says what is wrong
-        return {}
-
-
-def bytes_inside(path: Path) -> int:
-    """The bytes of a file's arrays, uncompressed.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return sum(entry.file_size for entry in archive.infolist())
-    except Exception:  # no archive, or a damaged one
-        return path.stat().st_size
-
-
-def _header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The type and shape of an array whose file has ``size`` bytes.
-
-    Raises:
-        ValueError: it holds objects, or another number of bytes than its header says.
-    """
+def _check_header(stream: IO[bytes], size: int) -> None:
+    """Refuse an array of objects, or of another number of bytes than its header says."""
     version = np.lib.format.read_magic(stream)
     read, width = np.lib.format.read_array_header_1_0, 2
     if version != (1, 0):
@@ -182,7 +128,6 @@ def _header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...
         raise ValueError(
             f"its header promises {declared} bytes, the file holds {size - stream.tell()}"
         )
-    return np.dtype(dtype), tuple(int(n) for n in shape)
 
 
 def write_npz(

@@ -24,9 +24,6 @@ from bisect_trt.settings import Settings, Source
 _NOISE_ELEMENTS = 1 << 22
 """Elements of an array that are checked for noise, to bound memory."""
 
-_SHORT_AXIS = 4
-"""Shorter axes (colours, a batch) have too few neighbours to correlate."""
-
 
 def load_samples(
     sources: Sequence[Source],
@@ -143,7 +140,8 @@ def _looks_like_noise(array: NDArray[Any]) -> bool:
     # Neighbours in real signals correlate. Those in token embeddings may not, but some of their
     # rows are larger than others.
     values = array.astype(np.float64)
-    if array.shape[-1] < _SHORT_AXIS:
+    # Axes of less than four entries (colours, a batch) have too few neighbours to correlate.
+    if array.shape[-1] < 4:
         values = values.reshape(1, -1)
     flat = values.ravel()
     if (flat == np.rint(flat)).all():  # grey values, counts
@@ -153,13 +151,15 @@ def _looks_like_noise(array: NDArray[Any]) -> bool:
     for axis in range(values.ndim):
         along = np.moveaxis(centred, axis, -1)
         pairs = along[..., 1:] * along[..., :-1]
-        if along.shape[-1] < _SHORT_AXIS:
+        if along.shape[-1] < 4:
             continue
+        # The neighbours correlate if their mean product is four standard errors from 0.
         if abs(float(pairs.mean())) > 4.0 / np.sqrt(pairs.size) * deviation**2:
             return False
     if not _rows_are_alike(flat, array.shape[-1]):  # token embeddings, spectra
         return False
     kurtosis = float(np.mean(((flat - flat.mean()) / deviation) ** 4))
+    # The kurtosis of the normal distribution is 3, of the uniform one 1.8.
     slack = 10.0 / np.sqrt(flat.size)
     normal, uniform = abs(kurtosis - 3.0) < 5 * slack, abs(kurtosis - 1.8) < 2 * slack
     return bool(normal or uniform)
@@ -170,6 +170,8 @@ def _rows_are_alike(values: NDArray[np.float64], length: int) -> bool:
     if length < 16 or values.size < 8 * length:
         return True  # too short, or too few rows, to tell
     rows = values.reshape(-1, length)
+    # A sum of independent squares has a relative spread that falls with the root of their number,
+    # and a norm, its root, half of that.
     squares = rows * rows
     expected = float(squares.std()) / (2.0 * float(squares.mean()) * np.sqrt(length))
     norms = np.sqrt(squares.sum(axis=1))
@@ -235,37 +237,55 @@ def _loaded(
         infinite=settings.infinite,
         observer=observer,
     )
-    given_sources = load(settings.inputs)
-    samples = _without((), given_sources)
-    findings = _copies("inputs", len(given_sources) - len(samples), "counted once")
+    loaded = load(settings.inputs)
+    samples = _without((), loaded)
+    findings = _copies("inputs", len(loaded) - len(samples), "counted once")
     sources = [source for source in settings.holdout if source != "none"]
     if sources:
         named = load(sources, option="--holdout")
-        holdout = _without((), named) if searches else _without(samples, named)
-        so = "counted once" if searches else "left out, and would test nothing"
-        findings += _copies("inputs kept apart", len(named) - len(holdout), so)
-        new = [sample for sample in holdout if short_digest(sample) not in seen]
-        given = _without(new, samples)
-        if not given:
-            raise BadInputError("--holdout names every given input: leave some to search with")
-        findings += _named_twice(len(samples) - len(given), len(samples))
-        return given, new, findings + _searched_before(len(holdout) - len(new), len(named))
-    if settings.holdout or settings.fitted or len(samples) < FEW_INPUTS:
-        return samples, [], findings
+        given, holdout, more = _named_holdout(samples, named, seen, searches)
+    elif settings.holdout or settings.fitted or len(samples) < FEW_INPUTS:
+        given, holdout, more = samples, [], []
+    else:
+        given, holdout, more = _chosen_holdout(samples, seen)
+    return given, holdout, findings + more
+
+
+def _named_holdout(
+    samples: list[Sample], named: list[Sample], seen: frozenset[str], searches: bool
+) -> tuple[list[Sample], list[Sample], list[Finding]]:
+    """The given inputs, those of --holdout, and findings on them."""
+    holdout = _without((), named) if searches else _without(samples, named)
+    so = "counted once" if searches else "left out, and would test nothing"
+    findings = _copies("inputs kept apart", len(named) - len(holdout), so)
+    new = [sample for sample in holdout if short_digest(sample) not in seen]
+    given = _without(new, samples)
+    if not given:
+        raise BadInputError("--holdout names every given input: leave some to search with")
+    twice = len(samples) - len(given)
+    if twice:
+        message = (
+            f"{twice} of {len(samples)} given inputs are those of --holdout: no search sees them"
+        )
+        findings.append(Finding("holdout", "", message))
+    return given, new, findings + _searched_before(len(holdout) - len(new), len(named))
+
+
+def _chosen_holdout(
+    samples: list[Sample], seen: frozenset[str]
+) -> tuple[list[Sample], list[Sample], list[Finding]]:
+    """The inputs to search with, those kept apart, and a finding on them."""
     holdout = _choose_holdout(samples, seen)
     if not holdout:
         searched = sum(short_digest(sample) in seen for sample in samples)
-        return samples, [], findings + _searched_before(searched, len(samples))
-    part = (
-        "a fifth"
-        if len(holdout) == len(samples) // _HOLDOUT_EVERY
-        else "of those not searched with yet"
-    )
+        return samples, [], _searched_before(searched, len(samples))
+    is_fifth = len(holdout) == len(samples) // _HOLDOUT_EVERY
+    part = "a fifth" if is_fifth else "of those not searched with yet"
     message = (
         f"{len(holdout)} of {len(samples)} inputs, {part}, are kept apart to test on (--holdout "
         "FILES names others, --holdout none searches with all)"
     )
-    return _without(holdout, samples), holdout, [*findings, Finding("holdout", "", message)]
+    return _without(holdout, samples), holdout, [Finding("holdout", "", message)]
 
 
 def _choose_holdout(samples: Sequence[Sample], seen: frozenset[str]) -> list[Sample]:
@@ -283,14 +303,6 @@ def _without(left_out: Sequence[Sample], samples: Sequence[Sample]) -> list[Samp
     for sample in samples:
         by_digest.setdefault(sample.digest, sample)
     return [sample for digest, sample in by_digest.items() if digest not in digests]
-
-
-def _named_twice(count: int, given: int) -> list[Finding]:
-    """The finding on given inputs that --holdout names too."""
-    if not count:
-        return []
-    message = f"{count} of {given} given inputs are those of --holdout: no search sees them"
-    return [Finding("holdout", "", message)]
 
 
 def _searched_before(count: int, named: int) -> list[Finding]:

@@ -17,9 +17,6 @@ EQUAL = "equal"
 
 BOX_LAYOUTS = ("xyxy", "yxyx", "xywh", "cxcywh")
 
-MAX_SCORE_DIFFERENCE = 0.05
-"""The largest difference between the scores of two matching boxes."""
-
 TIE = 1e-5
 """The gap, over the tensor's RMS, below which two candidates are tied: ten times FP32's noise."""
 
@@ -119,7 +116,8 @@ class BoxMatch:
     """The share of the reference's boxes that have a match in the candidate, one to one.
 
     ``boxes``, ``scores``, ``classes``: outputs, each with a slice of it.
-    ``iou``: the least overlap of a match. ``layout``: one of :data:`BOX_LAYOUTS`.
+    ``iou``: the least overlap of a match; its scores differ by 0.05 at most.
+    ``layout``: one of :data:`BOX_LAYOUTS`.
     """
 
     boxes: tuple[str, Slices]
@@ -175,7 +173,7 @@ class BoxMatch:
     def _matched(self, ref: _Boxes, got: _Boxes) -> int:
         """How many boxes of one image are matched; pairs that overlap most come first."""
         overlap = _iou(ref[0], got[0])
-        near = np.abs(ref[1][:, None] - got[1][None]) <= MAX_SCORE_DIFFERENCE
+        near = np.abs(ref[1][:, None] - got[1][None]) <= 0.05
         same = ref[2][:, None] == got[2][None]
         rows, columns = np.nonzero((overlap >= self.iou) & near & same)
         used_rows, used_columns = set[int](), set[int]()

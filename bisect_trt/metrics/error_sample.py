@@ -23,17 +23,12 @@ Tolerance = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float6
 
 _MEAN_LIKE = frozenset({"mean_abs", "median_abs", "rmse", "cosine", "snr_db", "psnr_db"})
 
-MEAN_NORM = 2.0
-"""The norm for metrics that average over elements."""
-
-PEAK_NORM = 8.0
-"""The norm for other metrics: between the 2-norm, which ignores a bad pixel, and the maximum."""
-
 
 def prediction_order(requirements: Requirements) -> float:
     """The order of the norm by which predicted errors are ranked."""
     mean_like = all(item.metric in _MEAN_LIKE for item in requirements.items)
-    return MEAN_NORM if mean_like else PEAK_NORM
+    # The 2-norm ignores a single bad pixel, and the maximum all others.
+    return 2.0 if mean_like else 8.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +93,7 @@ def _worst_places(
             with np.errstate(invalid="ignore", over="ignore"):
                 error = np.abs(given[part].astype(np.float64) - ref)
                 used = np.nan_to_num(error / tolerance(ref, places), nan=0.0)
+        # Only the worst of all blocks so far are kept.
         worst, largest = np.concatenate([worst, places]), np.concatenate([largest, used])
         kept = np.argpartition(-largest, min(count, largest.size) - 1)[:count]
         worst, largest = worst[kept], largest[kept]
@@ -146,9 +142,11 @@ def _everywhere(item: Requirement, spread: float, rms: float) -> float:
     if item.metric == EQUAL:
         return 0.5  # integers that differ by less are equal
     if item.metric == "cosine":
+        # An error of size e at right angles to a reference of size rms gives 1 - e^2 / (2 rms^2).
         return rms * math.sqrt(2.0 * max(1.0 - item.limit, 0.0))
     if item.metric in ("snr_db", "psnr_db"):
         signal = rms if item.metric == "snr_db" else spread
+        # Clipped, as powers of extreme limits leave float64.
         return signal * math.pow(10.0, min(max(-item.limit / 20.0, -30.0), 30.0))
     return rms or 1.0
 

@@ -15,7 +15,7 @@ from bisect_trt.metrics.arrays import Arrays, flat, slices
 SHAPE_CHANGED = -1
 """The ``nonfinite`` of a tensor with another shape than the reference."""
 
-_LARGER_IS_BETTER = frozenset({"cosine", "snr_db", "psnr_db"})
+LARGER_IS_BETTER = frozenset({"cosine", "snr_db", "psnr_db"})
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class _Sums:
     def add(self, ref: NDArray[np.float64], got: NDArray[np.float64]) -> None:
         """Add a block; overwrites ``got``."""
         ref_finite, squares = ref, (_dot(ref, ref), _dot(got, got))
+        # NaN and infinities show in the sums, so that most blocks need no masks.
         if not math.isfinite(sum(squares)):
             finite = np.isfinite(ref)
             usable = finite & np.isfinite(got)
@@ -99,6 +100,7 @@ class _Sums:
         self.worst = max(self.worst, float(error.max(initial=0.0)))
         self.error += float(error.sum())
         self.squares += _dot(error, error)
+        # An error may be twice the largest number of its type.
         largest = np.finfo(self.errors.dtype).max
         self.errors[self.count : self.count + error.size] = np.minimum(error, largest)
         self.count += error.size
@@ -123,7 +125,7 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
     spread = (high - low) or max(abs(high), abs(low))
     rmse = math.sqrt(sums.squares / max(sums.count, 1))
     norms = math.sqrt(sums.reference) * math.sqrt(sums.candidate)
-    # Of equal tensors the quotient is a last bit off 1, and of zeros undefined.
+    # The quotient of equal tensors is a last bit off 1, and that of zeros is undefined.
     cosine = 1.0 if sums.worst == 0.0 else 0.0
     if norms and sums.worst > 0.0:
         cosine = float(np.clip(sums.product / norms, -1.0, 1.0))
@@ -220,7 +222,7 @@ def _combine(errors: Sequence[TensorError], up: Any, down: Any) -> TensorError:
         elif name in ("ref_min", "ref_max"):
             values[name] = float((np.nanmin if name == "ref_min" else np.nanmax)(column))
         else:
-            values[name] = float((down if name in _LARGER_IS_BETTER else up)(column))
+            values[name] = float((down if name in LARGER_IS_BETTER else up)(column))
     return TensorError(**values)
 
 
@@ -291,33 +293,3 @@ def _spread(reference: NDArray[Any], answers: Sequence[NDArray[Any]]) -> float:
     values = reference[np.isfinite(reference)] if reference.dtype.kind == "f" else reference
     span = float(np.ptp(values.astype(np.float64))) if values.size else 0.0
     return gap / span if span > 0.0 else gap
-
-
-@dataclass(frozen=True)
-class RowsApart:
-    """The largest difference between two rows, and the rows that differ.
-
-    ``apart``: in the array's unit, infinite if a row is not finite.
-    ``rows``: the rows that are not finite, or else those farthest from the median row.
-    """
-
-    apart: float
-    rows: tuple[int, ...]
-
-
-def rows_apart(array: NDArray[Any]) -> RowsApart:
-    """Compares the rows of ``array`` along its first axis."""
-    # Equal infinities, and NaN in all rows, are no difference.
-    values = array.astype(np.float64).reshape(len(array), -1)
-    missing = np.isnan(values)
-    equal = (values == values[:1]) | (missing & missing[:1])
-    values = values[:, ~equal.all(axis=0)]
-    if values.size == 0:
-        return RowsApart(0.0, ())
-    chosen = ~np.isfinite(values).all(axis=1)
-    apart = math.inf
-    if not chosen.any():
-        distances = np.abs(values - np.median(values, axis=0)).max(axis=1)
-        chosen = distances >= distances.max() * (1.0 - 1e-9)
-        apart = float(np.ptp(values, axis=0).max())
-    return RowsApart(apart, tuple(int(i) for i in np.flatnonzero(chosen)))

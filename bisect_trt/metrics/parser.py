@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.metrics.decisions import (
@@ -16,6 +17,7 @@ from bisect_trt.metrics.decisions import (
     Slices,
     is_decision,
 )
+from bisect_trt.metrics.errors import LARGER_IS_BETTER
 from bisect_trt.metrics.requirements import (
     METRICS,
     WORST,
@@ -34,8 +36,6 @@ SAME = f"{EQUAL}>=1"
 """The requirement on integers and Booleans without one of their own."""
 
 ALL = "@all"
-
-_LARGER_IS_BETTER = ("cosine", "snr_db", "psnr_db")
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _AGGREGATE = r"(?:@(?P<aggregate>[\w.]+))?"
@@ -74,6 +74,29 @@ def parse_requirements(
         raise BadInputError(
             "--requirement: a function is no condition; pass it as a metric, and a condition on it"
         )
+    items = _with_defaults(texts, outputs, whole, own)
+    for item in items:
+        if item.metric.startswith(BOX_MATCH):
+            match = _read_box_match(item)
+            _check_outputs(item.text, match.outputs, outputs)
+            singles[item.metric] = match
+        if item.metric in of_all and item.aggregate != WORST:
+            raise BadInputError(
+                f"--requirement {item.text!r}: {item.metric} sees all inputs at once; leave out "
+                f"@{item.aggregate}"
+            )
+    unused = sorted(set(own) - {item.metric for item in items})
+    if unused:
+        raise BadInputError(
+            f"--metric {unused[0]}: no --requirement uses it; add one such as {unused[0]}<=0.1"
+        )
+    return Requirements(items, singles, of_all)
+
+
+def _with_defaults(
+    texts: Sequence[str], outputs: Sequence[str], whole: Collection[str], own: Sequence[str]
+) -> tuple[Requirement, ...]:
+    """The conditions that the user wrote, and the usual ones on outputs without a condition."""
     floats = [name for name in outputs if name not in whole]
     defaults = DEFAULT_REQUIREMENTS if floats or not outputs else ()
     items = tuple(_parse(text.strip(), outputs, own) for text in (texts or defaults))
@@ -87,23 +110,7 @@ def parse_requirements(
     if has_default and all(i.by_scale for i in items if i.output is None):
         named = {item.output for item in items}
         items += tuple(_read(f"{n}:{SAME}", own) for n in outputs if n in whole and n not in named)
-    for item in items:
-        if item.metric.startswith(BOX_MATCH):
-            match = _read_box_match(item)
-            _check_outputs(item.text, match.outputs, outputs)
-            singles[item.metric] = match
-    unused = sorted(set(own) - {item.metric for item in items})
-    if unused:
-        raise BadInputError(
-            f"--metric {unused[0]}: no --requirement uses it; add one such as {unused[0]}<=0.1"
-        )
-    for item in items:
-        if item.metric in of_all and item.aggregate != WORST:
-            raise BadInputError(
-                f"--requirement {item.text!r}: {item.metric} sees all inputs at once; leave out "
-                f"@{item.aggregate}"
-            )
-    return Requirements(items, singles, of_all)
+    return items
 
 
 def check_requirements(texts: Sequence[str], metrics: Sequence[str]) -> None:
@@ -265,7 +272,7 @@ def _check_metric(item: Requirement, own: Sequence[str]) -> None:
         )
     if item.metric.startswith(BOX_MATCH):
         _read_box_match(item)
-    larger = decides or item.metric in _LARGER_IS_BETTER
+    larger = decides or item.metric in LARGER_IS_BETTER
     if item.at_least != larger:
         right = ">=" if larger else "<="
         raise BadInputError(f"{where}: {item.metric} is bounded with {right}")
@@ -284,9 +291,10 @@ def load_metrics(
     """The user's metrics by name: for one input, and for all inputs at once (``@all``)."""
     singles: dict[str, UserMetric] = {}
     of_all: dict[str, UserMetric] = {}
+    lock = Lock()  # plans may be judged on several threads
     for metric in metrics:
         sees_all = isinstance(metric, str) and metric.endswith(ALL)
-        found = UserMetric(metric.removesuffix(ALL) if isinstance(metric, str) else metric)
+        found = UserMetric(metric.removesuffix(ALL) if isinstance(metric, str) else metric, lock)
         if found.name in singles or found.name in of_all:
             raise BadInputError(f"--metric {found.name}: two metrics have this name; rename one")
         (of_all if sees_all else singles)[found.name] = found

@@ -193,7 +193,7 @@ class Requirement:
             return fraction(value, self.limit)
         if self.metric == "cosine" or is_decision(self.metric):
             return fraction(1.0 - value, 1.0 - self.limit)
-        # Decibels.
+        # Decibels: 20 of them are a factor of 10 in the error.
         return min(float(10.0 ** min((self.limit - value) / 20.0, 9.0)), MAX_SCORE)
 
 
@@ -280,7 +280,8 @@ class Requirements:
                 and name not in self.rows
             )
         }
-        if broken and None not in bounded and not broken <= bounded:  # no condition would tell
+        # NaN in an output without a condition means that the plan cannot be used either.
+        if broken and None not in bounded and not broken <= bounded:
             return Judged(math.inf, (math.nan,) * len(self.items), errors)
         worst, values = math.inf if broken else 0.0, []
         for item in self.items:

@@ -146,6 +146,7 @@ def measure_scales(
             axes = _axes_to_split(array, static.get(name, ()))
             by_axis = sums.setdefault(name, {axis: _Sums(array.shape[axis]) for axis in axes})
             for axis in list(by_axis):
+                # An axis whose length differs between the inputs is not split.
                 if axis in axes and array.shape[axis] == by_axis[axis].squares.size:
                     by_axis[axis].add(values, axis)
                 else:

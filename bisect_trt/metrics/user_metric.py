@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,17 @@ from bisect_trt.base.user_code import load_function, source_digest, users_code
 class UserMetric:
     """A function of the reference and the candidate, mappings of output to array.
 
-    A metric of all inputs takes two sequences of such mappings. ``digest`` is for the cache's keys.
+    A metric of all inputs takes two sequences of such mappings. ``digest`` is for the cache's keys,
+    ``lock`` keeps it from running on two threads at a time.
     """
 
-    def __init__(self, metric: str | Callable[[Any, Any], float]) -> None:
+    def __init__(self, metric: str | Callable[[Any, Any], float], lock: Lock) -> None:
         function = load_function(metric, "--metric") if isinstance(metric, str) else metric
         self._function = function
         self.name = metric.rpartition(":")[2] if isinstance(metric, str) else _name_of(function)
         with users_code(f"--metric {self.name}"):
             self.digest = source_digest(function, metric if isinstance(metric, str) else "")
+        self._lock = lock
         self._checks_left = 2
 
     def __call__(self, reference: Any, candidate: Any) -> float:
@@ -37,6 +40,7 @@ class UserMetric:
         if self._checks_left <= 0:
             return self._called(reference, candidate)
         self._checks_left -= 1
+        # Read-only views do not stop torch.from_numpy(...).sub_(), which writes to the same memory.
         before = _fingerprint((reference, candidate))
         value = self._called(reference, candidate)
         again = self._called(reference, candidate)
@@ -53,7 +57,7 @@ class UserMetric:
         return value
 
     def _called(self, reference: Any, candidate: Any) -> float:
-        with users_code(f"--metric {self.name}"):
+        with self._lock, users_code(f"--metric {self.name}"):
             try:
                 given = self._function(_read_only(reference), _read_only(candidate))
                 if given is None or isinstance(given, str | bytes):
@@ -95,7 +99,7 @@ def _read_only(arrays: Any) -> Any:
 
 def _fingerprint(arrays: Any) -> bytes:
     if isinstance(arrays, Mapping):
-        parts = [str(n).encode(errors="replace") + _fingerprint(a) for n, a in arrays.items()]
+        parts = [_fingerprint(value) for value in arrays.values()]
     elif isinstance(arrays, Sequence):
         parts = [_fingerprint(value) for value in arrays]
     else:

@@ -14,11 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.rounding import TF32_SPLITTER
-from bisect_trt.model.graph import CAST_HAS_BF16, Graph, as_graph
+from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.layers import Role
+from bisect_trt.model.opsets import CAST_HAS_BF16, with_new_nodes_pinned, with_roundings
 from bisect_trt.model.precision_rules import CONTROL_FLOW, FLOAT, STORAGE_TYPE, is_standard
 from bisect_trt.model.rewriter import Frame, Rewriter
-from bisect_trt.model.roundings import is_rounded, with_new_nodes_pinned, with_roundings
+from bisect_trt.model.roundings import is_rounded
 from bisect_trt.model.tensor_types import Scope
 
 # ONNX Runtime's kernels of some operators swallow a NaN or an infinity that an engine would show.
@@ -36,9 +37,6 @@ SWALLOWING = _RECURRENT | _MAXIMA | _INDICES | {"Clip"}
 
 LOST = int(np.iinfo(np.int64).min)
 """The index of a NaN in a guarded model; x86 gives the same integer for a cast of NaN."""
-
-_IS_NAN_OPSET = 9
-"""The opset that introduced IsNaN, and Where."""
 
 
 def guarded(
@@ -60,7 +58,7 @@ def _is_nan(
     name: str, result: str, fresh: Callable[[str], str], opset: int
 ) -> list[onnx.NodeProto]:
     """Nodes that compute ``result``: which elements of ``name`` are NaN."""
-    if opset >= _IS_NAN_OPSET:
+    if opset >= 9:
         return [helper.make_node("IsNaN", [name], [result])]
     # A NaN is neither below 1 nor above -1.
     one, less, below, above, either = (
@@ -80,6 +78,7 @@ def _recurrent(
     node: onnx.NodeProto, floats: list[int], fresh: Callable[[str], str]
 ) -> list[onnx.NodeProto]:
     """Adds zero times every input to all outputs: zero, or NaN."""
+    # NaN and infinity times zero are NaN, finite numbers times zero add nothing.
     zero = fresh("zero")
     made, sums = [_constant(zero, np.float32(0.0))], []
     for slot in floats:
@@ -103,6 +102,7 @@ def _maximum(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> l
     is_nan, seen, found = (fresh(f"{name}__{what}") for what in ("nan", "seen", "found"))
     one, zero, rest, lost = (fresh(f"{name}__{what}") for what in ("one", "zero", "rest", "lost"))
     node.output[0] = fresh(f"{name}__kernel")
+    # The kernel ignores NaN, but not a one where the NaN was: found is 1 in such a window, else 0.
     again = onnx.NodeProto()  # the same operator on ones where a NaN is, and zeros elsewhere
     again.CopyFrom(node)
     again.name = fresh(f"{node.name}__nan")
@@ -147,11 +147,7 @@ def _index(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> lis
         made.append(helper.make_node("ReduceMax", [seen, axes], [found], keepdims=keeps))
     else:
         made.append(helper.make_node("ReduceMax", [seen], [found], axes=[axis], keepdims=keeps))
-    if opset >= _IS_NAN_OPSET:
-        made.append(helper.make_node("Cast", [found], [is_lost], to=TensorProto.BOOL))
-        made.append(helper.make_node("Where", [is_lost, lost, node.output[0]], [name]))
-        return made
-    # Before opset 9 there is no Where: selects by products.
+    # Selects by products, because there is no Where before opset 9.
     one, rest, kept, put = (fresh(f"{name}__{what}") for what in ("one", "rest", "kept", "put"))
     return [
         *made,
@@ -179,6 +175,7 @@ def _clip(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list
         if not node.input[slot]:
             node.input[slot] = fresh("unbounded")
             made.append(_constant(node.input[slot], np.float32(end)))
+    # With a given bound of infinity the kernel leaves infinities as they are.
     return [*made, node]
 
 
@@ -209,6 +206,7 @@ def to_emulated(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.Mod
 
 def rounding_model(precision: Precision) -> onnx.ModelProto:
     """A model that rounds its FP32 input ``x`` of any shape to ``precision`` as ``y``."""
+    # Without a shape, so that one session rounds tensors of any rank.
     value = [helper.make_tensor_value_info(n, FLOAT, None) for n in ("x", "y")]
     target = helper.make_graph([], "rounding", value[:1], value[1:])
     rewriter = EmulationRewriter(Graph(onnx.ModelProto()), PrecisionPlan(precision))
@@ -232,11 +230,9 @@ class EmulationRewriter(Rewriter):
         super().__init__(graph, plan)
         self._rounded_inputs = rounded_inputs
 
-    def chosen(self, precision: Precision) -> Precision:
-        return precision
-
     def read(self, frame: Frame, name: str, precision: Precision) -> str:
         owner = frame.owner(name)
+        # Rounding is idempotent: what is rounded already needs no second node.
         if is_rounded(owner.state.get(name, Precision.FP32), precision):
             return name
         if owner.parent is None and name in self._rounded_inputs:
@@ -257,6 +253,7 @@ class EmulationRewriter(Rewriter):
         if node.op_type in CONTROL_FLOW:  # a reduced body rounds what it gives
             frame.graph.node.append(node)
             return
+        # The rounded tensor keeps the name, so that readers and outputs need no change.
         raw = {name: self.fresh(f"{name}__raw") for _, name in names}
         for slot, name in names:
             node.output[slot] = raw[name]
@@ -266,11 +263,6 @@ class EmulationRewriter(Rewriter):
 
     def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
         frame.graph.node.extend(guarded(node, role.float_in, self.fresh, self.source.opset))
-
-    def enter_body(self, frame: Frame, precision: Precision) -> None:
-        for value in frame.graph.input:
-            if frame.scope.type_of(value.name) == FLOAT:
-                frame.state[value.name] = precision
 
     def round(self, frame: Frame, source: str, target: str, precision: Precision) -> None:
         """Appends the nodes that round ``source`` to ``precision`` as ``target``."""
@@ -288,6 +280,7 @@ class EmulationRewriter(Rewriter):
     def _split(self, frame: Frame, source: str, target: str) -> None:
         """Appends Veltkamp's splitting, which keeps the upper mantissa bits of ``source``."""
         # Infinities and values beyond 4e34 become NaN: two more nodes per tensor would mend that.
+        # TF32 has FP32's range and 10 explicit mantissa bits; ONNX has no type for it.
         splitter = self._splitter(frame)
         scaled, rest = self.fresh(f"{target}__scaled"), self.fresh(f"{target}__rest")
         frame.graph.node.extend(

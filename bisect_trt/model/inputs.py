@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from bisect_trt.base.display import counted
 from bisect_trt.base.errors import BadInputError
+from bisect_trt.model.walk import fed_inputs
 
 _BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
 """Names that exporters give to the batch axis."""
@@ -36,11 +37,8 @@ def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
     Raises:
         BadInputError: an input is a sequence or an optional.
     """
-    given = {t.name for t in model.graph.initializer}
     specs = []
-    for value in model.graph.input:
-        if value.name in given:
-            continue
+    for value in fed_inputs(model.graph):
         if not value.type.HasField("tensor_type"):
             raise BadInputError(
                 f"model: input {value.name!r} is no tensor; sequences and optionals cannot be fed "
@@ -162,18 +160,6 @@ def is_placeholder(dim: onnx.TensorShapeProto.Dimension) -> bool:
     if which == "dim_value":
         return bool(dim.dim_value < 0)
     return which is None or dim.dim_param.strip() in _PLACEHOLDERS
-
-
-def shared_placeholders(graph: onnx.GraphProto) -> dict[str, list[str]]:
-    """The names like ``?`` that several input dimensions share, each with its inputs."""
-    # TensorRT takes neither an empty name nor a name of outputs for a symbol (found by building
-    # with TensorRT for RTX 1.6.1.120).
-    users: dict[str, list[str]] = {}
-    for value in graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param.strip() and is_placeholder(dim):
-                users.setdefault(dim.dim_param, []).append(value.name)
-    return {name: list(dict.fromkeys(of)) for name, of in users.items() if len(of) > 1}
 
 
 def name_placeholder_dims(graph: onnx.GraphProto) -> None:

@@ -2,55 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision
-from bisect_trt.model.cautions import cautions, open_sizes, refusals, weight_findings
-from bisect_trt.model.engine_suspects import engine_suspects
-from bisect_trt.model.graph import HAS_LAYER_NORMALIZATION, Graph, has_bf16, lacks_bf16
+from bisect_trt.model.cautions import cautions, open_sizes, refusals
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Kind, Layer
 from bisect_trt.model.lifted import lifted_form
 from bisect_trt.model.load import LoadedModel
+from bisect_trt.model.lost_constants import weight_findings
+from bisect_trt.model.opsets import HAS_LAYER_NORMALIZATION, has_bf16, lacks_bf16
 from bisect_trt.model.patterns import Pattern, find_patterns
 from bisect_trt.model.precision_rules import (
     FLOAT,
     HAVE_BF16,
     STAYS_FP32,
-    STORAGE_TYPE,
     is_standard,
     reducible_slots,
 )
 from bisect_trt.model.tensor_types import UNKNOWN
 
-_SQUARES = "sums of squares leave FP16's range"
-_DELICATE = {
-    "Pow": "squares leave FP16's range above 256",
-    "ReduceSum": "sums of many values leave FP16's range",
-    "ReduceSumSquare": _SQUARES,
-    "ReduceL2": _SQUARES,
-    "Exp": "leaves FP16's range above 11.09",
-    "Softplus": "its exponential leaves FP16's range",
-    "InstanceNormalization": "variances of large activations leave FP16's range",
-    "GridSample": "coordinates lose precision in FP16",
-    "CumSum": "a running sum accumulates rounding",
-}
-
 
 @dataclass(frozen=True)
 class Inspection:
-    """Facts on a model: ``suspects`` are delicate layers, ``kept`` float nodes that are no layers.
-
-    Both map a node's id to the reason.
-    """
+    """Facts on a model; ``kept`` gives the reason for each float node that is no layer."""
 
     model: str
     opset: int
     layers: tuple[Layer, ...]
     patterns: tuple[Pattern, ...]
-    suspects: dict[str, str]
     kept: dict[str, str]
     findings: tuple[Finding, ...]
     advice: tuple[str, ...]
@@ -65,7 +48,6 @@ class Inspection:
                 for x in self.layers
             ],
             "patterns": [vars(p) for p in self.patterns],
-            "suspects": self.suspects,
             "kept": self.kept,
             "findings": [vars(f) for f in self.findings],
             "advice": list(self.advice),
@@ -73,7 +55,7 @@ class Inspection:
 
 
 def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
-    """The layers, patterns, suspects, findings and advice for ``model`` at ``precision``."""
+    """The layers, patterns, findings and advice for ``model`` at ``precision``."""
     source = lifted_form(model)
     graph, lifted = source.graph, source.lifted
     # A reduced source is inspected in its own format, unless another than the default is chosen.
@@ -81,43 +63,55 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
         precision = lifted.precision
     layers = graph.layers_at(precision)
     patterns = find_patterns(graph)
-    suspects = {x.name: f"{x.op}: {_DELICATE[x.op]}" for x in layers if x.op in _DELICATE}
-    for pattern in patterns:
-        if pattern.decomposed and pattern.kind.endswith("Norm"):
-            why = f"part of a {pattern.kind} written out in primitive operators"
-            suspects |= dict.fromkeys(pattern.layers, why)
     raises = precision is Precision.BF16 and lacks_bf16({x.op for x in layers}, graph.opset)
     return Inspection(
         model.name,
         graph.opset,
         layers,
         tuple(patterns),
-        suspects,
         _kept_nodes(graph),
         (
             *([Finding("lifted", "", lifted.sentence)] if lifted is not None else []),
             *refusals(graph, model.name),
             *open_sizes(graph),
             *cautions(graph),
-            *engine_suspects(graph, precision),
+            *_wrong_in_fp32(graph),
             *weight_findings(graph, precision),
         ),
         tuple(_advice(graph.opset, patterns, layers, layers if raises else ())),
     )
 
 
+def _wrong_in_fp32(graph: Graph) -> Iterator[Finding]:
+    """Findings on operators that TensorRT is reported to get wrong in FP32 too."""
+    for node, name in graph.named_nodes():
+        groups = next((a.i for a in node.attribute if a.name == "num_groups"), 0)
+        if not is_standard(node):
+            continue
+        if node.op_type == "GridSample" and graph.opset >= 20:  # NVIDIA/TensorRT #4646
+            kind, what = "grid-sample", f"GridSample of opset {graph.opset}"
+            instead = "export with opset 16"
+        elif node.op_type == "GroupNormalization" and groups == 1:  # NVIDIA/TensorRT #4756
+            kind, what = "one-group", "GroupNormalization with one group"
+            instead = "export it as LayerNormalization"
+        else:
+            continue
+        message = (
+            f"{name}: {what}, which TensorRT is reported to get wrong in FP32 too: compare its "
+            f"FP32 engine first, or {instead}"
+        )
+        yield Finding(kind, name, message)
+
+
 def _kept_nodes(graph: Graph) -> dict[str, str]:
     """The nodes that give floats but are no layers, with the reason."""
     kept = {}
-    low = STORAGE_TYPE.values()
     for index, (node, name) in enumerate(graph.named_nodes()):
         types = [graph.types.type_of(o) for o in node.output if o]
         if not graph.stored_inputs.isdisjoint(node.output):
             continue  # a cast of a reduced input, which only the lifted form has
         if not is_standard(node):
             kept[name] = f"{node.domain}.{node.op_type} is not a standard operator"
-        elif any(t in low for t in types):
-            kept[name] = f"{node.op_type} already runs at reduced precision in the source"
         elif node.op_type in STAYS_FP32 and FLOAT in types:
             kept[name] = f"{node.op_type}: {STAYS_FP32[node.op_type]}"
         elif FLOAT in types and graph.role(index, Precision.FP16).kind is Kind.KEPT:

@@ -18,7 +18,8 @@ from bisect_trt.model.precision_rules import (
     is_standard,
     reducible_slots,
 )
-from bisect_trt.model.tensor_types import UNKNOWN, Scope, every_node, subgraphs
+from bisect_trt.model.tensor_types import UNKNOWN, Scope
+from bisect_trt.model.walk import every_node, subgraphs
 
 
 class Kind(Enum):
@@ -124,13 +125,13 @@ def role_of(node: onnx.NodeProto, scope: Scope, opset: int, precision: Precision
     if node.op_type == "Constant" and is_standard(node):
         return _role(Kind.CONSTANT)
     float_in, float_out = _float_slots(node.input, scope), _float_slots(node.output, scope)
+    # A kept node still reads FP32: what a reduced node gives it is converted back.
     kept = _role(Kind.KEPT, float_in=float_in)
     if not float_out or not is_standard(node) or precision is Precision.FP32:
         return kept
+    # A plan reduces a body as a whole: engines report no layers inside by name.
     if node.op_type in CONTROL_FLOW:
         if precision is not Precision.TF32:
-            if _feeds_unknown(node, scope):
-                return kept
             return _role(Kind.LAYER, float_in, float_out, float_in)
         # TF32 rounds operands inside bodies; the tensors at their borders stay FP32.
         return _role(Kind.LAYER, (), (), float_in) if _multiplies_matrices(node) else kept
@@ -146,15 +147,6 @@ def role_of(node: onnx.NodeProto, scope: Scope, opset: int, precision: Precision
     if not reduced_out or not (reduced_in or node.op_type == "Cast"):
         return kept
     return _role(Kind.LAYER, reduced_in, reduced_out, float_in)
-
-
-def _feeds_unknown(node: onnx.NodeProto, scope: Scope) -> bool:
-    """Whether a body declares FP32 for an input whose type outside is unknown."""
-    return any(
-        outer and scope.type_of(outer) == UNKNOWN and inner.type.tensor_type.elem_type == FLOAT
-        for _, body in subgraphs(node)
-        for outer, inner in zip(node.input, body.input, strict=False)
-    )
 
 
 def _multiplies_matrices(node: onnx.NodeProto) -> bool:

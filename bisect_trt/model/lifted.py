@@ -21,15 +21,9 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import node_names
 from bisect_trt.model.load import LoadedModel, load_model
 from bisect_trt.model.precision_rules import FLOAT, MOVES, STORAGE_TYPE, is_standard
-from bisect_trt.model.tensor_types import (
-    Scope,
-    infer_types,
-    replace_nodes,
-    subgraphs,
-    tensor_names,
-    unused,
-)
+from bisect_trt.model.tensor_types import Scope, infer_types
 from bisect_trt.model.tensor_values import all_tensors, array_of
+from bisect_trt.model.walk import fed_inputs, replace_nodes, subgraphs, tensor_names, unused
 
 _NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "softmax_precision"})
 """Attributes that name an element type."""
@@ -39,35 +33,17 @@ _NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "sof
 class Lifted:
     """``model`` in FP32, and facts on its source.
 
-    The source runs ``reduced`` of its ``nodes`` in ``precision`` and keeps ``islands`` in FP32.
-    ``inputs`` are the casts of its reduced inputs, ``outputs`` its reduced outputs.
-    ``has_bodies`` says that a node with bodies is reduced.
+    The source runs ``reduced`` nodes in ``precision`` and keeps ``islands`` in FP32. ``inputs`` are
+    the casts of its reduced inputs, ``outputs`` its reduced outputs. ``sentence`` is for users.
     """
 
     model: onnx.ModelProto
     precision: Precision
     reduced: int
-    nodes: int
     islands: frozenset[str]
     inputs: frozenset[str] = frozenset()
     outputs: Mapping[str, int] = field(default_factory=dict)
-    has_bodies: bool = False
-
-    @property
-    def sentence(self) -> str:
-        """What a user should know of the lifting."""
-        name = self.precision.value.upper()
-        if not self.reduced:
-            return (
-                f"inputs or outputs are {name} in the source, whose nodes compute in FP32: judged "
-                "as those of an FP32 model"
-            )
-        return (
-            f"{counted(self.reduced, 'node')} of {self.nodes} run in {name} in the source already "
-            "and are judged with their roundings. The reference has none, and the weights as "
-            f"stored. {counted(len(self.islands), 'node')} in FP32 stay so"
-            f"{'. An If, Loop or Scan is reduced as a whole' if self.has_bodies else ''}"
-        )
+    sentence: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,6 +78,7 @@ def lift(model: onnx.ModelProto, where: str = "model") -> Lifted | None:
     scope = infer_types(model)
     nodes = model.graph.node
     made = [_types_made(node, index, scope) for index, node in enumerate(nodes)]
+    # Only computed tensors count: FP16 weights that are cast to FP32 are storage.
     found = [p for p, kind in STORAGE_TYPE.items() if any(kind in kinds for kinds in made)]
     if not found:
         return None
@@ -128,11 +105,29 @@ def lift(model: onnx.ModelProto, where: str = "model") -> Lifted | None:
         model=new,
         precision=found[0],
         reduced=len(reduced) if changed else 0,
-        nodes=len(computing),
         islands=islands,
         inputs=inputs,
         outputs=dict.fromkeys(lifting.outputs, kind),
-        has_bodies=any(any(subgraphs(node)) for node in changed),
+        sentence=_sentence(changed and reduced, len(computing), len(islands), found[0]),
+    )
+
+
+def _sentence(
+    reduced: Sequence[onnx.NodeProto], computing: int, islands: int, precision: Precision
+) -> str:
+    """The sentence for users on a model of ``computing`` nodes that is lifted."""
+    name = precision.value.upper()
+    if not reduced:
+        return (
+            f"inputs or outputs are {name} in the source, whose nodes compute in FP32: judged "
+            "as those of an FP32 model"
+        )
+    has_bodies = any(any(subgraphs(node)) for node in reduced)
+    return (
+        f"{counted(len(reduced), 'node')} of {computing} run in {name} in the source already "
+        "and are judged with their roundings. The reference has none, and the weights as "
+        f"stored. {counted(islands, 'node')} in FP32 stay so"
+        f"{'. An If, Loop or Scan is reduced as a whole' if has_bodies else ''}"
     )
 
 
@@ -183,13 +178,11 @@ class _Lift:
             if tensor.data_type == self._kind:
                 values = np.asarray(array_of(tensor)).astype(np.float32).reshape(tensor.dims)
                 tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-        initialised = {t.name for t in graph.initializer}
-        low = [
-            value.name
-            for value in graph.input
-            if value.name not in initialised and value.type.tensor_type.elem_type == self._kind
-        ]
-        fed = {name: self._fresh(f"{name}__fp32") for name in low}
+        fed = {
+            value.name: self._fresh(f"{value.name}__fp32")
+            for value in fed_inputs(graph)
+            if value.type.tensor_type.elem_type == self._kind
+        }
         # An output that is an input too keeps its type.
         kept = onnx.GraphProto()
         kept.output.extend(o for o in graph.output if o.name in fed)
@@ -212,7 +205,7 @@ class _Lift:
         ]
         replace_nodes(graph, [*casts, *graph.node])
         for value in graph.input:
-            if value.name in initialised:
+            if value.name not in fed:
                 self._retype(value.type)
         return frozenset(fed.values())
 
@@ -244,6 +237,7 @@ class _Lift:
         self, node: onnx.NodeProto, scope: Scope, fed: Mapping[str, str]
     ) -> list[onnx.NodeProto]:
         """``node``, of a custom domain, between Casts that keep the types of its export."""
+        # A kernel or plugin of another domain may exist for the reduced type alone.
         source = {lifted: name for name, lifted in fed.items()}
         before, after = [], []
         for slot, name in enumerate(node.input):

@@ -17,7 +17,6 @@ from onnx import TensorProto, helper, inliner
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.base.errors import BadInputError, MachineError, is_out_of_memory, one_line
-from bisect_trt.model.tensor_types import every_node, replace_nodes, subgraphs, tensors_read
 from bisect_trt.model.tensor_values import (
     MAPPED_BYTES,
     PACKED,
@@ -29,6 +28,7 @@ from bisect_trt.model.tensor_values import (
     stamp_of,
     take_in,
 )
+from bisect_trt.model.walk import every_node, replace_nodes, subgraphs, tensors_read
 
 _NUMBERED = re.compile(r"^(.*)__(\d+)$", re.DOTALL)
 """How ONNX's inliner names nodes: the name in the function and the number of the call."""
@@ -83,8 +83,8 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
     _check_graph(model, str(path))
     functions = bool(model.functions)
     model = normalised(model, str(path))
-    side_files = _check_external_data(model, path)
-    _point_at_values(model, path)
+    side_files = _resolve_external_data(model, path)
+    # Hashed last: gigabytes take seconds, and a damaged model is refused without them.
     digest = _digest(path, *side_files)
     return LoadedModel(model, digest, path, tuple(side_files), written_out=functions)
 
@@ -193,6 +193,7 @@ def _check_constant(tensor: TensorProto, where: str) -> None:
         raise BadInputError(
             f"{named} is of the unknown type {tensor.data_type}; export the model again"
         ) from None
+    # The values of external tensors are checked where their files are.
     if uses_external_data(tensor) or tensor.data_type in PACKED:
         return
     if tensor.HasField("raw_data"):
@@ -234,15 +235,15 @@ def _beside(path: Path, location: str) -> Path:
     return linked if linked.exists() and not file.exists() else file
 
 
-def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
-    """The external files, each checked to lie in the model's folder and to be long enough."""
+def _resolve_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
+    """Checks the external files and gives tensors their absolute paths; reads small tensors."""
     # A link's target counts too: caches that store files by content keep models as links.
     roots = {path.parent.resolve(), path.resolve().parent}
     files: dict[Path, None] = {}
     for tensor in filter(uses_external_data, all_tensors(model.graph)):
-        location, _, end = _external_range(tensor, path)
+        location, begin, end = _external_range(tensor, path)
         beside = _beside(path, location)
-        file = beside.resolve()
+        file = beside.resolve()  # ONNX Runtime follows no link
         if not any(file.is_relative_to(root) for root in roots):
             link = f", a link to {file}" if beside.is_symlink() else ""
             raise BadInputError(
@@ -260,18 +261,11 @@ def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
                 f"byte {end}, the file has {file.stat().st_size}"
             )
         files[file] = None
-    return list(files)
-
-
-def _point_at_values(model: onnx.ModelProto, path: Path) -> None:
-    """Gives large external tensors the absolute path of their file, and reads small ones."""
-    for tensor in filter(uses_external_data, all_tensors(model.graph)):
-        location, begin, end = _external_range(tensor, path)
-        name = os.path.realpath(_beside(path, location))  # ONNX Runtime follows no link
-        put_at(tensor, Place(name, begin, end - begin, stamp=stamp_of(name)))
+        put_at(tensor, Place(str(file), begin, end - begin, stamp=stamp_of(str(file))))
         # The model stores the path as text; a path that is no text cannot be stored.
-        if end - begin < MAPPED_BYTES or not name.isprintable():
+        if end - begin < MAPPED_BYTES or not str(file).isprintable():
             take_in(tensor)
+    return list(files)
 
 
 def normalised(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
@@ -281,6 +275,7 @@ def normalised(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
         x.domain == _LONG_DOMAIN for x in (*every_node(plain.graph.node), *plain.opset_import)
     )
     unsorted = not all(map(_in_order, _graphs(plain.graph)))
+    # Most models are as they should be, and a copy would take their size again.
     if not renames and not unsorted:
         return plain
     if plain is model:  # the caller's model stays unchanged
@@ -340,6 +335,7 @@ def _inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     """``model`` without model-local functions, whose nodes are named ``call/node``."""
     if not model.functions:
         return model
+    # Layers are found by name: nodes without one could not be told from each other.
     model = _named_inside(model)
     try:
         plain = inliner.inline_local_functions(model)

@@ -1,40 +1,40 @@
-"""Finds outputs that are decisions, unreached nodes, and the tensors to judge a model at."""
+"""The outputs of a model: decisions, tensors to judge it at, and tensors that are marked."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import onnx
 from onnx import helper
 
 from bisect_trt.base.display import some_of
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.model.graph import FLOATS, Graph
+from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.layers import node_names
+from bisect_trt.model.patterns import find_patterns
 from bisect_trt.model.precision_rules import (
     FLOAT,
+    FLOATS,
     STORAGE_TYPE,
     TYPE_AGNOSTIC,
     is_standard,
     schema_of,
 )
-from bisect_trt.model.tensor_types import UNKNOWN, opset_of, part_of, tensors_read
+from bisect_trt.model.tensor_types import UNKNOWN, Scope, infer_types
+from bisect_trt.model.walk import opset_of, part_of, tensors_read
 
 
 def decided_outputs(graph: Graph, layers: Collection[str]) -> frozenset[str]:
     """The outputs of integers or truth values that depend on one of ``layers``."""
-    made_by = {
-        tensor: place
-        for place, node in enumerate(graph.proto.graph.node)
-        for tensor in node.output
-        if tensor
-    }
-    reduced = frozenset(layers)
+    behind = set[str]()
+    for node, name in graph.named_nodes():
+        follows = not behind.isdisjoint(tensors_read(node)) and node.op_type not in TYPE_AGNOSTIC
+        if follows or name in layers:
+            behind.update(filter(None, node.output))
     return frozenset(
-        name
-        for name in graph.outputs
-        if graph.types.type_of(name) not in FLOATS and _comes_from(graph, name, made_by, reduced)
+        o for o in graph.outputs if o in behind and graph.types.type_of(o) not in FLOATS
     )
 
 
@@ -57,31 +57,12 @@ def list_decisions(model: onnx.ModelProto) -> dict[str, Decision]:
     found = {}
     for output in model.graph.output:
         node = makers.get(output.name)
-        for _ in model.graph.node:  # bounded, because a damaged file may hold a cycle
-            if node is None or node.op_type not in _KEEP_ORDER:
-                break
+        while node is not None and node.op_type in _KEEP_ORDER:
             node = makers.get(node.input[0])
         if node is not None and node.op_type in ("ArgMax", "ArgMin"):
             axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
             found[output.name] = Decision(node.input[0], axis, node.op_type == "ArgMin")
     return found
-
-
-def _comes_from(graph: Graph, output: str, made_by: dict[str, int], layers: frozenset[str]) -> bool:
-    """Whether the values of ``output`` depend on one of ``layers``."""
-    waiting, visited = [output], set[str]()
-    while waiting:
-        name = waiting.pop()
-        place = made_by.get(name)
-        if name in visited or place is None:
-            continue
-        visited.add(name)
-        if graph.names[place] in layers:
-            return True
-        node = graph.proto.graph.node[place]
-        if node.op_type not in TYPE_AGNOSTIC:
-            waiting += tensors_read(node)
-    return False
 
 
 def unreached(graph: Graph) -> frozenset[str]:
@@ -127,6 +108,7 @@ def tail_outputs(model: onnx.ModelProto, *, of_rows: bool) -> tuple[list[str], l
     for index, node in enumerate(nodes):
         follows = not behind.isdisjoint(tensors_read(node))
         selects_rows = of_rows and node.op_type == "NonMaxSuppression" and is_standard(node)
+        # Rows that an NMS selects change places when a score changes by a last bit.
         at_fault = selects_rows or _is_unknown(node, opset)
         if at_fault and not follows:
             first.append(index)
@@ -168,18 +150,20 @@ def judged_part(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelPro
     part.metadata_props.extend(model.metadata_props)
     declared = {o.name: o for o in model.graph.output}
     for name in outputs:
-        kind = graph.types.type_of(name)
-        if kind == UNKNOWN:
+        if graph.types.type_of(name) == UNKNOWN:
             raise BadInputError(f"--outputs {name}: nothing says which type it has")
-        rank = graph.types.ranks.get(name)
-        shape = None if rank is None else [f"{name}_{axis}" for axis in range(rank)]
-        part.graph.output.append(
-            declared.get(name) or helper.make_tensor_value_info(name, kind, shape)
-        )
+        part.graph.output.append(declared.get(name) or _output(name, graph.types))
     return part
 
 
-def words(outputs: Sequence[str], nodes: Sequence[str]) -> str:
+def _output(name: str, types: Scope) -> onnx.ValueInfoProto:
+    """The declaration of a tensor as an output, with symbolic axes if its rank is known."""
+    rank = types.ranks.get(name)
+    shape = None if rank is None else [f"{name}_{axis}" for axis in range(rank)]
+    return helper.make_tensor_value_info(name, types.type_of(name), shape)
+
+
+def judged_part_sentence(outputs: Sequence[str], nodes: Sequence[str]) -> str:
     """The sentence for users on a model that is judged in part."""
     judged = some_of([repr(name) for name in outputs])
     if not nodes:
@@ -189,3 +173,73 @@ def words(outputs: Sequence[str], nodes: Sequence[str]) -> str:
         "by one; these stay in FP32 in the model to ship (--outputs judges elsewhere, "
         "--requirement 'box_match(boxes,scores)>=0.99' the detections)"
     )
+
+
+def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> list[str]:
+    """The float tensors that ``selectors`` match, in the file's order.
+
+    A selector is a layer id, a tensor name, a glob over either, an operator type (``MatMul``) or
+    the kind of a pattern (``LayerNorm``).
+    """
+    graph = as_graph(model)
+    layers = graph.layers
+    groups: dict[str, set[str]] = {}
+    for pattern in find_patterns(graph):
+        groups.setdefault(pattern.kind.lower(), set()).update(pattern.layers)
+    chosen: set[str] = set()
+    for selector in selectors:
+        members = groups.get(selector.lower(), set())
+        hits = {
+            tensor
+            for layer in layers
+            for tensor in layer.outputs
+            if selector in (layer.op, layer.name, tensor)  # a name may look like a glob: a[0]
+            or layer.name in members
+            or fnmatchcase(layer.name, selector)
+            or fnmatchcase(tensor, selector)
+        }
+        if not hits:
+            raise BadInputError(
+                f"--mark {selector!r}: matches no layer or tensor; `bisect-trt inspect` lists them"
+            )
+        chosen |= hits
+    return [tensor for layer in layers for tensor in layer.outputs if tensor in chosen]
+
+
+def with_ranks(
+    model: onnx.ModelProto, tensors: Sequence[str]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Splits ``tensors`` into those with a known rank, as ONNX's checker requires, and the rest."""
+    # If the model's own outputs lack shapes, the checker refuses it anyway.
+    declared = all(o.type.tensor_type.HasField("shape") for o in model.graph.output)
+    ranks = infer_types(model).ranks
+    unknown = [name for name in tensors if name not in ranks] if declared else []
+    if unknown and len(unknown) == len(tensors):
+        raise BadInputError(
+            f"tensor {unknown[0]!r}: nothing says how many dimensions it has, so that no checker "
+            "would take it as an output; declare its shape in the model, or mark another"
+        )
+    return [name for name in tensors if name not in set(unknown)], unknown
+
+
+def mark_outputs(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
+    """A copy of ``model`` in which ``tensors`` are outputs too, declared with type and rank."""
+    scope = infer_types(model)
+    marked = onnx.ModelProto()
+    marked.CopyFrom(model)
+    graph = marked.graph
+    existing = {o for node in graph.node for o in node.output}
+    existing.update(v.name for v in (*graph.input, *graph.initializer))
+    present = {o.name for o in graph.output}
+    for name in tensors:
+        if name in present:
+            continue
+        if name not in existing:
+            raise BadInputError(
+                f"tensor {name!r} is not in the model; `bisect-trt inspect` lists the layers"
+            )
+        graph.output.append(_output(name, scope))
+        present.add(name)
+    # The declarations of inner tensors may contradict those of the new outputs.
+    del graph.value_info[:]
+    return marked

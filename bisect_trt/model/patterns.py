@@ -1,11 +1,9 @@
-"""Finds known patterns of layers, nodes that are connected alike, and where nodes come from."""
+"""Finds known patterns of layers, and where nodes come from."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -39,6 +37,7 @@ def find_patterns(model: onnx.ModelProto | Graph) -> list[Pattern]:
     source = as_graph(model)
     ids = {o: n for node, n in source.named_nodes() for o in node.output}
     order = {name: position for position, name in enumerate(dict.fromkeys(ids.values()))}
+    # Without weights, which graphsurgeon would copy into arrays.
     graph = gs.import_onnx(_light(source.proto))
     found = []
     for node in graph.nodes:
@@ -175,9 +174,6 @@ def origin_of(node: onnx.NodeProto) -> Origin:
         file, line, code = _users_frame(_short_frames(documented))
     scopes = _texts(metadata.get(f"{_PREFIX}name_scopes", ""))
     classes = _texts(metadata.get(f"{_PREFIX}class_hierarchy", ""))
-    if not scopes and "namespace" in metadata:
-        parts = [part.partition(": ") for part in metadata["namespace"].split("/")]
-        scopes, classes = [p[0] for p in parts], [p[2] for p in parts]
     if scopes:
         # The last scope is the operator, the one before it the module that calls it.
         module, kinds = "".join(scopes[-2:-1]), classes[-2:-1]
@@ -223,64 +219,3 @@ def _texts(literal: str) -> list[str]:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return []
     return [str(part) for part in found] if isinstance(found, list) else []
-
-
-Neighbours = Mapping[str, Sequence[str]]
-
-
-def nodes_alike(graph: Graph, names: Collection[str]) -> tuple[str, ...]:
-    """The nodes that are connected to each other as ``names`` are, in the file's order.
-
-    A node is like one of ``names`` if it has the same operator and, for each neighbour of that one
-    among ``names``, a neighbour like it.
-    """
-    # Candidates that fail this are removed until none does (arc consistency: Mackworth,
-    # Artificial Intelligence 8, 1977).
-    operators = {name: node.op_type for node, name in graph.named_nodes()}
-    producers, readers = _neighbours(graph)
-    candidates = {
-        name: {n for n, op in operators.items() if op == operators[name]} for name in names
-    }
-    sides = [
-        (side, {name: [n for n in side[name] if n in names] for name in names})
-        for side in (producers, readers)
-    ]
-    changed = True
-    while changed:
-        changed = False
-        for name, like in candidates.items():
-            kept = {
-                n
-                for n in like
-                if all(_has(side[n], wanted[name], candidates, operators) for side, wanted in sides)
-            }
-            changed = changed or kept != like
-            candidates[name] = kept
-    found = set[str]().union(*candidates.values())
-    return tuple(n for n in graph.names if n in found)
-
-
-def _has(
-    neighbours: Sequence[str],
-    wanted: Sequence[str],
-    candidates: Mapping[str, Collection[str]],
-    operators: Mapping[str, str],
-) -> bool:
-    """Whether ``neighbours`` has for each operator as many candidates as ``wanted`` has nodes."""
-    for operator, count in Counter(operators[w] for w in wanted).items():
-        fitting = set[str]().union(*(candidates[w] for w in wanted if operators[w] == operator))
-        if sum(n in fitting for n in neighbours) < count:
-            return False
-    return True
-
-
-def _neighbours(graph: Graph) -> tuple[Neighbours, Neighbours]:
-    """The producers of each node's inputs, and the readers of its outputs."""
-    nodes = list(graph.named_nodes())
-    maker = {tensor: name for node, name in nodes for tensor in node.output if tensor}
-    producers = {name: [maker[t] for t in node.input if t in maker] for node, name in nodes}
-    readers: dict[str, list[str]] = {name: [] for _, name in nodes}
-    for name, sources in producers.items():
-        for source in dict.fromkeys(sources):
-            readers[source].append(name)
-    return producers, readers

@@ -14,6 +14,7 @@ from onnx import TensorProto, defs
 from bisect_trt.base.plan import Precision
 
 FLOAT = TensorProto.FLOAT
+FLOATS = frozenset({FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 STORAGE_TYPE = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
 _TYPE_NAME = {Precision.FP16: "tensor(float16)", Precision.BF16: "tensor(bfloat16)"}
 

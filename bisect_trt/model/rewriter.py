@@ -14,12 +14,13 @@ import onnx
 from onnx import AttributeProto
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.model.graph import Graph, drop_unread
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import name_placeholder_dims
 from bisect_trt.model.layers import Kind, Role, node_names, role_of
-from bisect_trt.model.precision_rules import FLOAT
-from bisect_trt.model.tensor_types import Scope, subgraphs
+from bisect_trt.model.precision_rules import FLOAT, TYPE_AGNOSTIC, is_standard
+from bisect_trt.model.tensor_types import Scope
 from bisect_trt.model.tensor_values import Constants, rounded_tensor
+from bisect_trt.model.walk import drop_unread, every_node, fed_inputs, tensor_names, without_graph
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Frame:
 
     def owner(self, name: str) -> Frame:
         """The frame that defines ``name``."""
+        # A body may use a name of an outer tensor for its own, which hides it from there on.
         frame: Frame | None = self
         while frame is not None:
             if name in frame.scope.types:
@@ -62,10 +64,6 @@ class Rewriter(ABC):
         self._numbers: dict[str, int] = {}
 
     @abstractmethod
-    def chosen(self, precision: Precision) -> Precision:
-        """The precision of a layer planned at ``precision``; types cannot express TF32."""
-
-    @abstractmethod
     def convert(self, frame: Frame, name: str, precision: Precision) -> str:
         """Adds the nodes that convert a tensor to ``precision``, and returns the new name."""
 
@@ -77,20 +75,14 @@ class Rewriter(ABC):
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
         """Appends the reduced ``node`` to ``frame``."""
 
-    @abstractmethod
-    def enter_body(self, frame: Frame, precision: Precision) -> None:
-        """Adapts the float inputs of a reduced body."""
-
     def rewrite(self) -> onnx.ModelProto:
         """The new model, with unique names, named dimensions, and no value_info."""
         source = self.source.proto
         # Before version 4 of the format, every initialiser had to be an input too.
-        target = onnx.ModelProto(ir_version=max(source.ir_version, 4))
+        target = without_graph(source, min_ir_version=4)
         for name in ("producer_name", "producer_version", "domain", "doc_string"):
             setattr(target, name, getattr(source, name))
         target.model_version = source.model_version
-        target.opset_import.extend(source.opset_import)
-        target.functions.extend(source.functions)
         target.metadata_props.extend(source.metadata_props)
         self.claim_names()
         self._graph(
@@ -106,15 +98,14 @@ class Rewriter(ABC):
 
     def claim_names(self) -> None:
         """Makes :meth:`fresh` avoid every name of the model."""
-        self._collect_names(self.source.proto.graph)
+        graph = self.source.proto.graph
+        self._used = tensor_names(graph).union(node.name for node in every_node(graph.node))
 
-    def share_names(self, other: Rewriter) -> None:
-        """Takes fresh names from the pool of ``other``, which writes into the same model."""
-        self._used, self._numbers = other._used, other._numbers
-
-    def rewrite_node(self, index: int, node: onnx.NodeProto, name: str, frame: Frame) -> None:
-        """Appends one node, rewritten under the plan, to ``frame``."""
-        self._node(index, node, name, frame, self.plan.precision_of)
+    def rewrite_node(
+        self, index: int, node: onnx.NodeProto, name: str, frame: Frame, precision: Precision
+    ) -> None:
+        """Appends one node, rewritten to ``precision``, to ``frame``."""
+        self._node(index, node, name, frame, lambda _: precision)
 
     def read(self, frame: Frame, name: str, precision: Precision) -> str:
         """The name of the source tensor ``name`` at ``precision``, which is converted if needed."""
@@ -143,6 +134,7 @@ class Rewriter(ABC):
             owner.converted.add(name)
         else:
             version = self.convert(owner, name, precision)
+        # Each tensor is converted at most once for each precision.
         owner.versions[(name, precision)] = version
         return version
 
@@ -168,31 +160,33 @@ class Rewriter(ABC):
         body_precision: Precision | None,
     ) -> None:
         target.name, target.doc_string = source.name or "graph", source.doc_string
-        # An input with a default becomes a constant, as in an engine.
-        initialised = {t.name for t in source.initializer}
-        target.input.extend(i for i in source.input if i.name not in initialised)
+        target.input.extend(fed_inputs(source))
         target.output.extend(source.output)
         target.initializer.extend(source.initializer)
         target.sparse_initializer.extend(source.sparse_initializer)
-        target.quantization_annotation.extend(source.quantization_annotation)
         target.metadata_props.extend(source.metadata_props)
         frame = Frame(scope, target, parent, outputs=frozenset(o.name for o in source.output))
+        # Constants of the main graph are unpacked once for all plans; bodies rarely have any.
         main = parent is None
         frame.constants = self.source.float_constants if main else Constants(source).of_type(FLOAT)
         if body_precision is not None:
-            self.enter_body(frame, body_precision)
+            for value in target.input:
+                if scope.type_of(value.name) == FLOAT:
+                    self.enter_input(frame, value, body_precision)
         names = self.source.names if main else node_names(source.node)
         for index, (node, name) in enumerate(zip(source.node, names, strict=True)):
             self._node(index, node, name, frame, choose)
         if body_precision is not None:
-            self._leave_body(frame, body_precision)
+            for output in target.output:
+                if scope.type_of(output.name) == FLOAT:
+                    self.leave_output(frame, output, body_precision)
         # The FP32 form of a constant goes if only its other versions are read.
         drop_unread(target, frame.converted)
 
     def _node(
         self, index: int, node: onnx.NodeProto, name: str, frame: Frame, choose: Chooser
     ) -> None:
-        precision = self.chosen(choose(name))
+        precision = choose(name)
         role = (
             self.source.role(index, precision)
             if frame.parent is None
@@ -201,10 +195,12 @@ class Rewriter(ABC):
         reduced = role.kind is Kind.LAYER
         new = onnx.NodeProto()
         new.CopyFrom(node)
+        # Under its unique id, because engines report layers by the names of nodes.
         new.name = name
-        for slot in role.float_in:
+        reads_values = node.op_type not in TYPE_AGNOSTIC or not is_standard(node)
+        for slot in role.float_in if reads_values else ():
             wanted = precision if reduced and slot in role.reduced_in else Precision.FP32
-            new.input[slot] = self.read_slot(frame, new, slot, wanted)
+            new.input[slot] = self.read(frame, new.input[slot], wanted)
         inner = precision if reduced else Precision.FP32
         # Control flow, SequenceMap and custom operators have bodies.
         for attribute in new.attribute:
@@ -218,10 +214,6 @@ class Rewriter(ABC):
     def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
         """Appends a node with its final inputs and outputs to ``frame``."""
         frame.graph.node.append(node)
-
-    def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
-        """The name that ``node`` reads at ``slot``, converted to the precision ``wanted``."""
-        return self.read(frame, node.input[slot], wanted)
 
     def _body(
         self,
@@ -245,20 +237,10 @@ class Rewriter(ABC):
             body_precision=precision if reduces_borders else None,
         )
 
-    def _leave_body(self, frame: Frame, precision: Precision) -> None:
-        for output in frame.graph.output:
-            if frame.scope.type_of(output.name) == FLOAT:
-                self.leave_output(frame, output, precision)
+    def enter_input(self, frame: Frame, value: onnx.ValueInfoProto, precision: Precision) -> None:
+        """Makes a reduced body take its input ``value`` at ``precision``."""
+        frame.state[value.name] = precision
 
     def leave_output(self, frame: Frame, output: onnx.ValueInfoProto, precision: Precision) -> None:
         """Makes a reduced body return ``output`` at ``precision``."""
         output.name = self.read(frame, output.name, precision)
-
-    def _collect_names(self, graph: onnx.GraphProto) -> None:
-        self._used.update(i.name for i in graph.input)
-        self._used.update(t.name for t in graph.initializer)
-        for node in graph.node:
-            self._used.add(node.name)
-            self._used.update(node.output)
-            for _, body in subgraphs(node):
-                self._collect_names(body)

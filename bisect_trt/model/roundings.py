@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bisect_trt.base.errors import BadInputError
-from bisect_trt.base.plan import EXACT, Movers, Precision, PrecisionPlan
-from bisect_trt.model.graph import (
-    CAST_HAS_BF16,
-    PRODUCTS_BROADCAST,
-    Graph,
-    lacks_bf16,
-    operators,
-    raised,
-)
+from bisect_trt.base.plan import EXACT, Movers, Precision
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Kind
-from bisect_trt.model.precision_rules import FLOAT, HAVE_BF16, MOVES
-from bisect_trt.model.tensor_types import captured_names
+from bisect_trt.model.precision_rules import FLOAT, MOVES
+from bisect_trt.model.walk import captured_names
 
 
 @dataclass(frozen=True)
@@ -82,6 +74,7 @@ def list_movers(graph: Graph, precision: Precision) -> Movers:
     names, types = graph.names, graph.types
     layers = {x.index for x in graph.layers_at(precision)}
     maker: dict[str, str] = {}
+    # An output of the model stays FP32, as if a layer in FP32 read it.
     readers: dict[str, list[str]] = {name: [EXACT] for name in graph.outputs}
     nodes = graph.proto.graph.node
     for index, (node, name) in enumerate(graph.named_nodes()):
@@ -108,40 +101,3 @@ def list_movers(graph: Graph, precision: Precision) -> Movers:
         given = [r for o in node.output if o for r in readers.get(o, ())]
         read_by[names[index]] = tuple(dict.fromkeys(given))
     return Movers(sources, read_by)
-
-
-def with_roundings(graph: Graph, base: Precision) -> Graph:
-    """``graph``, raised if its opset lacks the operators that round to ``base`` and TF32."""
-    if base is Precision.BF16:
-        return graph.raised(CAST_HAS_BF16) if graph.opset < CAST_HAS_BF16 else graph
-    if graph.opset >= PRODUCTS_BROADCAST:
-        return graph
-    try:
-        return graph.raised(PRODUCTS_BROADCAST)
-    except BadInputError:  # the model then runs without a TF32 baseline
-        return graph
-
-
-def with_bf16_operators(graph: Graph, plan: PrecisionPlan) -> Graph:
-    """``graph``, raised to opset 22 if a reduced operator has no BF16 form in its opset."""
-    return graph.raised(HAVE_BF16) if _lacks_bf16(graph, plan) else graph
-
-
-def check_can_be_written(graph: Graph, plan: PrecisionPlan) -> None:
-    """Refuses a model for which ``plan`` cannot be written, before a search is in vain."""
-    if plan.base is Precision.BF16 and _lacks_bf16(graph, plan):
-        raised(graph.proto, HAVE_BF16)  # not Graph.raised, which would keep a second model
-
-
-def _lacks_bf16(graph: Graph, plan: PrecisionPlan) -> bool:
-    """Whether a reduced operator has no BF16 form in the model's opset."""
-    nodes = graph.proto.graph.node
-    reduced = operators(nodes[x.index] for x in graph.layers if x.name not in plan.pinned)
-    return lacks_bf16(reduced, graph.opset)
-
-
-def with_new_nodes_pinned(source: Graph, converted: Graph, plan: PrecisionPlan) -> PrecisionPlan:
-    """``plan`` with the nodes pinned that raising the opset added, which are no layers."""
-    if converted is source:
-        return plan
-    return plan.with_pins(plan.pinned.union(set(converted.names).difference(source.names)))

@@ -1,9 +1,9 @@
-"""Writes models: as files to ship, in the forms that runtimes read, and annotated for viewers."""
+"""Writes models as files to ship, and in the forms that runtimes read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from onnx import TensorProto
 
 from bisect_trt.base.atomic_files import scratch, sweep, write_whole, written_whole
 from bisect_trt.base.errors import BadInputError, MachineError, not_written, one_line
-from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import LoadedModel
 from bisect_trt.model.tensor_values import (
     MAPPED_BYTES,
@@ -27,18 +26,13 @@ from bisect_trt.model.tensor_values import (
     take_in,
 )
 
-PROTOBUF_LIMIT = 2**31 - (64 << 20)
+PROTOBUF_LIMIT_BYTES = 2**31 - (64 << 20)
 """Bytes of weights in one message: protobuf's 2 GB less 64 MB for the rest of the model."""
 
-MOST_SENT = 64 << 20
+SENT_WHOLE_BYTES = 64 << 20
 """Bytes of weights from which on a model goes to TensorRT's parser as a file."""
 
 _SCRATCH_NAME = "weights.bin"
-
-PREFIX = "bisect_trt."
-LEFT_OUT = "weights-left-out"
-_ANNOTATED_WHOLE_BYTES = 64 << 20
-"""Bytes of weights up to which an annotated model keeps all of them."""
 
 
 def weights_size(model: onnx.ModelProto) -> int:
@@ -56,7 +50,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
     sweep(path.parent)  # a killed run may have left a draft as large as a model
     try:
         with written_whole(path) as draft:
-            if weights_size(model) < PROTOBUF_LIMIT:
+            if weights_size(model) < PROTOBUF_LIMIT_BYTES:
                 with draft.open("wb") as stream:
                     write_model(model, stream)
                 return
@@ -70,6 +64,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
                         _spill(tensor, stream, side)
 
                 draft.write_bytes(moved(model, put).SerializeToString())
+            # Files in a scratch folder are private; a model to ship is not.
             (draft.parent / side).chmod(0o644)
             path.unlink(missing_ok=True)  # an older model must not read the new weights
             os.replace(draft.parent / side, path.parent / side)
@@ -102,9 +97,10 @@ def moved(model: onnx.ModelProto, move: Callable[[TensorProto], None]) -> onnx.M
 def _types_inside(model: onnx.ModelProto) -> frozenset[int]:
     """The element types whose values must stay in the model: float64, if a message has room."""
     # TensorRT's parser converts float64 to FP32, but refuses float64 in external files
-    # ("Unexpected size for the external weights", TensorRT for RTX 1.6.1.120).
+    # ("Unexpected size for the external weights", TensorRT for RTX 1.6.1.120). Transformers'
+    # RT-DETR has such tables.
     doubles = (t for t in all_tensors(model.graph) if t.data_type == TensorProto.DOUBLE)
-    fits = 2 * sum(map(size_of, doubles)) < PROTOBUF_LIMIT
+    fits = 2 * sum(map(size_of, doubles)) < PROTOBUF_LIMIT_BYTES
     return frozenset({TensorProto.DOUBLE} if fits else ())
 
 
@@ -180,7 +176,7 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
 @contextmanager
 def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
     """``model`` as TensorRT's parser reads it, bytes or a path, valid inside the ``with`` block."""
-    if weights_size(model) < MOST_SENT:
+    if weights_size(model) < SENT_WHOLE_BYTES:
         yield moved(model, take_in).SerializeToString()
         return
     with ExitStack() as opened:
@@ -198,7 +194,7 @@ def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
                 # The parser looks for external data in the model's folder.
                 if place.path not in links:
                     links[place.path] = f"weights-{len(links)}"
-                    _link(Path(place.path), scratch_file.folder / links[place.path])
+                    (scratch_file.folder / links[place.path]).symlink_to(place.path)
                 put_at(tensor, Place(links[place.path], place.offset, place.length))
 
         path = scratch_file.folder / "model.onnx"
@@ -211,7 +207,8 @@ class _ScratchFile:
 
     def __init__(self, opened: ExitStack, model: onnx.ModelProto) -> None:
         self._opened = opened
-        self._too_large = held_size(model) >= PROTOBUF_LIMIT
+        # Up to protobuf's limit values may stay in the message.
+        self._too_large = held_size(model) >= PROTOBUF_LIMIT_BYTES
         self._stream: IO[bytes] | None = None
         self._folder: Path | None = None
 
@@ -225,6 +222,7 @@ class _ScratchFile:
     def takes(self, tensor: TensorProto) -> bool:
         """Whether the values must be rounded first, or would make the message too large."""
         place = place_of(tensor)
+        # A runtime can map values in a file as they are, but cannot round them.
         if place is not None:
             return place.rounding is not None
         return self._too_large and size_of(tensor) >= MAPPED_BYTES
@@ -242,41 +240,3 @@ class _ScratchFile:
         place = place_of(tensor)
         assert place is not None
         return place
-
-
-def _link(source: Path, target: Path) -> None:
-    """Makes ``target`` a symbolic link to ``source``, or a hard link if that is not allowed."""
-    try:
-        target.symlink_to(source)
-    except OSError:
-        os.link(source, target)
-
-
-def annotated(
-    graph: Graph, of_model: Mapping[str, str], of_layers: Mapping[str, Mapping[str, str]]
-) -> onnx.ModelProto:
-    """A copy of the model with metadata on itself and its nodes, which viewers show.
-
-    In large models, constants of more than 1 kB have ``LEFT_OUT`` as their file.
-    """
-    whole = weights_size(graph.proto) <= _ANNOTATED_WHOLE_BYTES
-
-    def leave_out(tensor: TensorProto) -> None:
-        if not whole and size_of(tensor) > 1024:  # viewers in a browser open no gigabytes
-            put_at(tensor, Place(LEFT_OUT, 0, 0))
-
-    model = moved(graph.proto, leave_out)
-    model.ir_version = max(model.ir_version, 10)  # the version that gave nodes metadata
-    _annotate(model, of_model)
-    for node, name in zip(model.graph.node, graph.names, strict=True):
-        if name in of_layers:
-            _annotate(node, of_layers[name])
-    return model
-
-
-def _annotate(message: onnx.ModelProto | onnx.NodeProto, words: Mapping[str, str]) -> None:
-    kept = [p for p in message.metadata_props if p.key.removeprefix(PREFIX) not in words]
-    del message.metadata_props[:]
-    message.metadata_props.extend(kept)
-    for key, value in words.items():
-        message.metadata_props.add(key=f"{PREFIX}{key}", value=value)

@@ -6,24 +6,14 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.tensor_types import (
-    SMALL_CONSTANT_ELEMENTS,
-    captured_names,
-    skeleton,
-    subgraphs,
-    tensors_read,
-)
+from bisect_trt.model.tensor_types import SMALL_CONSTANT_ELEMENTS, skeleton
 from bisect_trt.model.tensor_values import Constants
-
-_SHAPE_CONSTANT_TYPES = ("i8", "i4", "f4")
-"""Types of constants that may determine a shape: sizes, axes and scales."""
+from bisect_trt.model.walk import captured_names, subgraphs, tensors_read
 
 Shape = tuple[int | None, ...]
 Inputs = Mapping[str, tuple[int, ...]]
@@ -67,39 +57,23 @@ def with_shapes(graph: Graph, inputs: Inputs | None = None) -> onnx.GraphProto:
                 value.name, value.type.tensor_type.elem_type, (inputs or {})[value.name]
             )
             value.CopyFrom(found)
-    declared = {i.name for i in graph.proto.graph.input}
-    small = {
-        name: numpy_helper.from_array(array, name)
-        for name in graph.constants
-        if name not in declared and (array := _small(graph.constants, name)) is not None
-    }
-    stored = {t.name for t in graph.proto.graph.initializer}.intersection(small)
-    unstored = [i for i in light.graph.input if i.name not in stored]
-    del light.graph.input[:]
-    light.graph.input.extend(unstored)
-    present = {t.name for t in light.graph.initializer}
-    light.graph.initializer.extend(small[name] for name in sorted(stored - present))
-    _copy_into_bodies(light.graph, small)
+    _copy_into_bodies(light.graph, graph.constants)
     try:  # data_prop follows the values of computed shapes
         return onnx.shape_inference.infer_shapes(light, data_prop=True).graph
     except Exception:  # the library raises several kinds; no shape is known then
         return light.graph
 
 
-def _small(constants: Constants, name: str) -> NDArray[Any] | None:
-    """The constant ``name`` if it may determine a shape; large ones are not read."""
-    if constants.count(name) > SMALL_CONSTANT_ELEMENTS:
-        return None
-    array = constants[name]
-    return array if array.dtype.str[1:] in _SHAPE_CONSTANT_TYPES else None
-
-
-def _copy_into_bodies(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> None:
-    """Copies the constants that bodies read into them, where ONNX's inference sees their values."""
+def _copy_into_bodies(graph: onnx.GraphProto, constants: Constants) -> None:
+    """Copies small constants that bodies read into them, where ONNX's inference sees the values."""
     for node in graph.node:
-        read = [constants[name] for name in captured_names(node) if name in constants]
+        small = [
+            numpy_helper.from_array(constants[name], name)
+            for name in captured_names(node)
+            if name in constants and constants.count(name) <= SMALL_CONSTANT_ELEMENTS
+        ]
         for _, body in subgraphs(node):
-            body.initializer.extend(read)
+            body.initializer.extend(small)
             _copy_into_bodies(body, constants)
 
 
@@ -145,6 +119,7 @@ def inference_bytes(graph: Graph, inputs: Inputs) -> int | None:
         made = [o for node in graph.proto.graph.node for o in node.output if o]
         sizes = _sizes(graph, inputs)
         counted = sum(sizes.get(name, 0) > 0 for name in made)
+        # Tensors of unknown shape count like the mean of the known ones.
         enough = 2 * counted > len(made)
         by_inputs[key] = live_bytes(graph, inputs) * len(made) // counted if enough else None
     found: int | None = by_inputs[key]
@@ -187,17 +162,20 @@ def _peak_live(
     inside: Mapping[int, int],
 ) -> int:
     """The peak bytes of the tensors that are ``given`` or still to be read at any node."""
+    # The caller holds inputs and outputs until the end.
     last_read = {name: len(nodes) for name in (*outputs, *given)}
     reads = [tensors_read(node) for node in nodes]
     for index, names in enumerate(reads):
         for name in names:
             last_read[name] = max(last_read.get(name, index), index)
+    # Weights are left out: they are in memory once, whatever runs.
     live = sum(sizes.get(name, 0) for name in given)
     peak = live
     for index, node in enumerate(nodes):
         made = sum(sizes.get(o, 0) for o in node.output if o)
         done = [n for n in reads[index] if last_read[n] == index and n not in given]
         freed = sum(sizes.get(n, 0) for n in done)
+        # ONNX Runtime computes such an operator in the memory of its operand.
         reused = made if node.op_type in _IN_PLACE and freed >= made else 0
         peak = max(peak, live + made - reused + inside.get(index, 0))
         unread = sum(sizes.get(o, 0) for o in node.output if o and o not in last_read)
@@ -252,6 +230,7 @@ def _depth(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int:
     if node.op_type in ("MatMul", "Gemm"):
         left = _complete(shapes.get(node.input[0]))
         if left:
+            # A product of matrices sums over the shared dimension.
             return left[0] if attributes.get("transA") else left[-1]
     return 0
 

@@ -6,7 +6,7 @@ because an engine may refuse such tensors (axes, sizes, pads) as inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.base.plan import Subgraph
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.precision_rules import RANDOM, TYPE_AGNOSTIC, is_standard
-from bisect_trt.model.tensor_types import UNKNOWN, subgraphs, tensors_read, without_graph
+from bisect_trt.model.tensor_types import UNKNOWN
+from bisect_trt.model.walk import fed_inputs, tensors_read, without_graph
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,16 @@ class Extractor:
         self._ids = dict(zip(graph.names, source.node, strict=True))
         self._reads = {i: tensors_read(node) for i, node in self._ids.items()}
         self._initialisers = {t.name: t for t in source.initializer}
-        self._sparse = {t.values.name: t for t in source.sparse_initializer}
         constant = {i for i, n in self._ids.items() if n.op_type == "Constant" and is_standard(n)}
         self._constants = {self._ids[i].output[0]: self._ids[i] for i in constant}
         self._maker = {name: i for i, n in self._ids.items() for name in n.output if name}
-        self._declared = {v.name: v for v in source.input if v.name not in self._initialisers}
+        self._declared = {v.name: v for v in fed_inputs(source)}
         self.nodes = tuple(i for i in self._ids if i not in constant)
         self._static = self._from_shapes_and_constants()
 
     def operator(self, node: str) -> str:
         """The operator type of a node."""
         return str(self._ids[node].op_type)
-
-    def tensors(self, node: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The inputs of a node that depend on values of the model's inputs, and its outputs."""
-        proto = self._ids[node]
-        taken = [n for n in proto.input if n and n not in self._static]
-        return tuple(dict.fromkeys(taken)), tuple(n for n in proto.output if n)
 
     def makers(self, tensors: Iterable[str]) -> frozenset[str]:
         """The nodes that ``tensors`` depend on."""
@@ -73,38 +66,38 @@ class Extractor:
                 waiting += [self._maker[t] for t in self._reads[node] if t in self._maker]
         return frozenset(found).intersection(self.nodes)
 
-    def border(self, subgraph: Subgraph) -> Border:
+    def border(self, subgraph: frozenset[str]) -> Border:
         """The tensors that ``subgraph`` takes and gives; if it keeps all nodes, the model's."""
-        if subgraph.kept.issuperset(self.nodes):
+        if subgraph.issuperset(self.nodes):
             return Border(tuple(self._declared), (), self.graph.outputs)
-        source_of = self._renamed(subgraph)
-        bypassed = {b.node for b in subgraph.bypassed}
         inputs: dict[str, None] = {}
         constants: dict[str, None] = {}
-        read_outside = {source_of(o) for o in self.graph.outputs}
+        read_outside = set(self.graph.outputs)
         read: set[str] = set()
-        made = {t for i in subgraph.kept for t in self._ids[i].output if t}
+        made = {t for i in subgraph for t in self._ids[i].output if t}
         from_others = self._maker.keys() - made - self._constants.keys()
         for node in self.nodes:
-            if node in bypassed:
-                continue
-            reads = [source_of(name) for name in self._reads[node]]
+            reads = self._reads[node]
             read.update(reads)
-            if node not in subgraph.kept:
+            if node not in subgraph:
                 read_outside.update(reads)
                 continue
             for name in reads:
                 if name in self._declared or name in from_others:
                     (constants if name in self._static else inputs).setdefault(name)
-        kept = (i for i in self.nodes if i in subgraph.kept)
+        kept = (i for i in self.nodes if i in subgraph)
         made_in_order = (t for i in kept for t in self._ids[i].output if t)
+        # Tensors that nothing reads are given too, so that no node of the subgraph is dropped.
         outputs = [t for t in made_in_order if t in read_outside or t not in read]
         return Border(tuple(inputs), tuple(constants), tuple(outputs))
 
-    def extract(self, subgraph: Subgraph, values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
+    def extract(
+        self, subgraph: frozenset[str], values: Mapping[str, NDArray[Any]]
+    ) -> onnx.ModelProto:
         """``subgraph`` as a model; a subgraph of all nodes is the source under unique names."""
-        if subgraph.kept.issuperset(self.nodes):
+        if subgraph.issuperset(self.nodes):
             return with_unique_names(self.graph.proto)
+        # Recorded values give the types and sizes of the inputs that the model does not declare.
         border = self.border(subgraph)
         inputs = [self._declared.get(n) or _value(n, values[n]) for n in border.inputs]
         frozen = [numpy_helper.from_array(np.asarray(values[n]), n) for n in border.constants]
@@ -112,13 +105,13 @@ class Extractor:
 
     def recorder(self, tensors: Collection[str]) -> onnx.ModelProto:
         """A model that computes only ``tensors``, as its outputs."""
-        subgraph = Subgraph(self.makers(tensors))
+        subgraph = self.makers(tensors)
         taken = self.border(subgraph).inputs
         return self._written(subgraph, [self._declared[n] for n in taken], [], tensors)
 
     def _written(
         self,
-        subgraph: Subgraph,
+        subgraph: frozenset[str],
         inputs: Iterable[onnx.ValueInfoProto],
         frozen: Iterable[TensorProto],
         outputs: Iterable[str],
@@ -129,23 +122,16 @@ class Extractor:
         target.producer_name = source.producer_name
         target.producer_version = source.producer_version
         graph = target.graph
-        source_of = self._renamed(subgraph)
-        kept = [node for node in self.nodes if node in subgraph.kept]
-        read = {source_of(name): None for node in kept for name in self._reads[node]}
+        kept = [node for node in self.nodes if node in subgraph]
+        read = {name: None for node in kept for name in self._reads[node]}
         read |= dict.fromkeys(outputs)
         graph.input.extend(inputs)
         graph.initializer.extend(frozen)
         graph.initializer.extend(self._initialisers[n] for n in read if n in self._initialisers)
-        graph.sparse_initializer.extend(self._sparse[n] for n in read if n in self._sparse)
         graph.node.extend(self._constants[n] for n in read if n in self._constants)
-        graph.quantization_annotation.extend(
-            a for a in source.graph.quantization_annotation if a.tensor_name in read
-        )
         for node in kept:
             graph.node.append(self._ids[node])
             graph.node[-1].name = node  # the unique id
-            if subgraph.bypassed:
-                _rename(graph.node[-1], source_of)
         for name in outputs:
             elem_type = self.graph.types.type_of(name)
             typed = helper.make_tensor_value_info(name, elem_type, None)
@@ -153,25 +139,13 @@ class Extractor:
             graph.output.append(untyped if elem_type == UNKNOWN else typed)
         return target
 
-    def _renamed(self, subgraph: Subgraph) -> Callable[[str], str]:
-        """A function that maps a tensor to the one read in its place through all bypasses."""
-        sources = {
-            name: b.source for b in subgraph.bypassed for name in self._ids[b.node].output if name
-        }
-
-        def source_of(name: str) -> str:
-            while name in sources:
-                name = sources[name]
-            return name
-
-        return source_of
-
     def _from_shapes_and_constants(self) -> frozenset[str]:
-        found = {*self._initialisers, *self._sparse, *self._constants}
+        found = {*self._initialisers, *self._constants}
         for node in self.nodes:
             proto = self._ids[node]
             # A Dropout in training mode is random too.
             is_random = proto.op_type in RANDOM or proto.op_type == "Dropout"
+            # A shape is the same in every run on one input, whatever the precision.
             fixed = found.issuperset(self._reads[node]) and not is_random
             if is_standard(proto) and (fixed or proto.op_type in TYPE_AGNOSTIC):
                 found.update(name for name in proto.output if name)
@@ -187,14 +161,3 @@ def declare_shapes(model: onnx.ModelProto, outputs: Mapping[str, NDArray[Any]]) 
 def _value(name: str, array: NDArray[Any]) -> onnx.ValueInfoProto:
     elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
     return helper.make_tensor_value_info(name, elem_type, list(array.shape))
-
-
-def _rename(node: onnx.NodeProto, source_of: Callable[[str], str]) -> None:
-    """Makes ``node`` and its bodies, which must not reuse a name, read other tensors."""
-    for slot, name in enumerate(node.input):
-        node.input[slot] = source_of(name)
-    for _, body in subgraphs(node):
-        for inner in body.node:
-            _rename(inner, source_of)
-        for output in body.output:
-            output.name = source_of(output.name)

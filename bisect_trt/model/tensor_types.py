@@ -1,27 +1,25 @@
-"""Element types and ranks of tensors, and walks over nodes and bodies."""
+"""Infers the element types and ranks of tensors, in bodies too."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from sys import intern
 
 import onnx
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.model.precision_rules import CONTROL_FLOW, formals, is_standard, schema_of
+from bisect_trt.model.walk import opset_of, subgraphs, tensor_names, unused, without_graph
 
 UNKNOWN = TensorProto.UNDEFINED
 
 _TYPES = {f"tensor({name.lower()})": value for name, value in TensorProto.DataType.items()}
 """ONNX's element types by their names in operator schemas."""
 
-SMALL_CONSTANT_ELEMENTS = 1024
-"""Constant nodes of up to this many elements stay in a skeleton."""
-
-_SHAPE_INPUT = {"Reshape": 1, "ConstantOfShape": 0}
-"""The input slot that holds the shape of an operator's output."""
+SMALL_CONSTANT_ELEMENTS = 64
+"""Constants of up to this many elements stay in a skeleton: shapes, axes, pads, scales."""
 
 
 @dataclass
@@ -51,90 +49,6 @@ class Scope:
         return self.bodies[(index, attribute)]
 
 
-def opset_of(model: onnx.ModelProto) -> int:
-    """The version of the standard operators that ``model`` imports; 1 if it imports none."""
-    return next((int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """The bodies of a control-flow node, by attribute name."""
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.name, attribute.g
-
-
-def every_node(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """``nodes`` and the nodes of their bodies, each before its bodies."""
-    for node in nodes:
-        yield node
-        for _, body in subgraphs(node):
-            yield from every_node(body.node)
-
-
-def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Replaces the nodes of ``graph`` by ``nodes``, which may be its own."""
-    kept = onnx.GraphProto()  # copies first: clearing the field would empty its own nodes
-    kept.node.extend(nodes)
-    graph.ClearField("node")
-    graph.node.extend(kept.node)
-
-
-def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
-    """The outer tensors that the bodies of ``node`` read, in order of first use."""
-    if not node.attribute:  # a shortcut for most nodes of a large model
-        return ()
-    found: dict[str, None] = {}
-
-    def visit(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
-        inside = set(outer) | {i.name for i in graph.input} | {t.name for t in graph.initializer}
-        for inner in graph.node:
-            for name in inner.input:
-                if name and name not in inside:
-                    found.setdefault(name)
-            for _, body in subgraphs(inner):
-                visit(body, frozenset(inside))
-            inside.update(inner.output)
-        for output in graph.output:
-            if output.name not in inside:
-                found.setdefault(output.name)
-
-    for _, body in subgraphs(node):
-        visit(body, frozenset())
-    return tuple(found)
-
-
-def tensors_read(node: onnx.NodeProto) -> tuple[str, ...]:
-    """The tensors that ``node`` and its bodies read, each once."""
-    return tuple(dict.fromkeys((*filter(None, node.input), *captured_names(node))))
-
-
-def without_graph(model: onnx.ModelProto, *, min_ir_version: int = 0) -> onnx.ModelProto:
-    """A model with the opsets, functions and graph name of ``model``, and an empty graph."""
-    empty = onnx.ModelProto(ir_version=max(model.ir_version, min_ir_version))
-    empty.opset_import.extend(model.opset_import)
-    empty.functions.extend(model.functions)
-    empty.graph.name = model.graph.name or "graph"
-    return empty
-
-
-def part_of(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
-    """The part of ``model`` that computes ``outputs``, which are not declared as outputs yet."""
-    wanted = set(outputs)
-    kept: list[onnx.NodeProto] = []
-    for node in reversed(model.graph.node):
-        if not wanted.isdisjoint(node.output):
-            wanted.update(tensors_read(node))
-            kept.append(node)
-    part = without_graph(model)
-    weights = {t.name for t in model.graph.initializer}
-    part.graph.input.extend(
-        i for i in model.graph.input if i.name not in weights or i.name in wanted
-    )
-    part.graph.initializer.extend(t for t in model.graph.initializer if t.name in wanted)
-    part.graph.node.extend(reversed(kept))
-    return part
-
-
 def infer_types(model: onnx.ModelProto) -> Scope:
     """The element types and ranks of every tensor of ``model``, bodies included."""
     light, complete = skeleton(model), False
@@ -148,26 +62,13 @@ def infer_types(model: onnx.ModelProto) -> Scope:
 
 
 def _give_ranks(graph: onnx.GraphProto) -> bool:
-    """Adds ranks that ONNX's inference leaves open; True if there were any."""
-    # They follow from the length of a computed shape, or from the values that a Loop begins with:
-    # no engine takes ranks that change from turn to turn.
+    """Adds the ranks behind computed shapes, which ONNX's inference leaves open; True if any."""
     values = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
     found = False
     for node in graph.node:
-        if node.op_type == "Loop":
-            for name, given in zip(node.output, node.input[2:], strict=False):
-                first, last = values.get(given), values.get(name)
-                if first is None or last is None or last.HasField("shape") or not last.elem_type:
-                    continue
-                if first.HasField("shape"):
-                    ranks = [onnx.TensorShapeProto.Dimension()] * len(first.shape.dim)
-                    last.shape.dim.extend(ranks)
-                    found = True
+        if node.op_type != "Reshape" or len(node.input) < 2:
             continue
-        slot = _SHAPE_INPUT.get(node.op_type, len(node.input))
-        if slot >= len(node.input):
-            continue
-        shape, result = values.get(node.input[slot]), values.get(node.output[0])
+        shape, result = values.get(node.input[1]), values.get(node.output[0])
         if shape is None or result is None or result.HasField("shape") or not result.elem_type:
             continue
         if len(shape.shape.dim) == 1 and shape.shape.dim[0].dim_value > 0:
@@ -194,19 +95,18 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in source.initializer:
         if tensor.name in declared:
             continue
-        # Inference reads the values of shapes and axes, which are short.
-        if tensor.data_type == TensorProto.INT64 and math.prod(tensor.dims) <= 16:
+        # Inference reads the values of shapes, axes and scales.
+        if math.prod(tensor.dims) <= SMALL_CONSTANT_ELEMENTS:
             graph.initializer.append(tensor)
         else:
             add_input(tensor.name, tensor.data_type, tensor.dims)
-    for sparse in source.sparse_initializer:
-        add_input(sparse.values.name, sparse.values.data_type, sparse.dims)
     taken = set[str]()
     for node in source.node:
         large = _large_constant(node)
         if large is None:
             graph.node.append(node)
             continue
+        # Inference copies the model, which takes as long as its weights are large.
         # An Identity in its place keeps the indices of the nodes.
         taken = taken or tensor_names(source)
         stand_in = unused(f"{node.output[0]}__value", taken)
@@ -241,21 +141,6 @@ def _make_double(graph: onnx.GraphProto) -> None:
         if tensor.data_type == TensorProto.FLOAT:
             wide = numpy_helper.to_array(tensor).astype("float64")
             tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
-
-
-def tensor_names(graph: onnx.GraphProto) -> set[str]:
-    """The names of inputs, initialisers and node outputs, in bodies too."""
-    names = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-    names.update(o for node in every_node(graph.node) for o in node.output)
-    return names
-
-
-def unused(name: str, taken: set[str]) -> str:
-    """``name``, with underscores appended until it is not in ``taken``, and adds it there."""
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
 
 
 def _large_constant(node: onnx.NodeProto) -> TensorProto | None:
@@ -327,6 +212,7 @@ def _by_schema(node: onnx.NodeProto, opset: int, scope: Scope) -> dict[int, int]
         # The output of a custom operator takes the type that another operand of its reader has.
         if name and formal.type_str in bound and scope.type_of(name) == UNKNOWN:
             scope.types[name] = bound[formal.type_str]
+    # A variable that admits one type is known without any input.
     for constraint in schema.type_constraints:
         if len(constraint.allowed_type_strs) == 1:
             only = _TYPES.get(constraint.allowed_type_strs[0], UNKNOWN)

@@ -17,12 +17,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.base.errors import BadInputError, MachineError, is_out_of_memory
-from bisect_trt.base.limits import in_order
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.arrays import BLOCK, flat, slices
 from bisect_trt.metrics.rounding import rounded, to_storage
 from bisect_trt.model.precision_rules import is_standard
-from bisect_trt.model.tensor_types import subgraphs
+from bisect_trt.model.walk import subgraphs
 
 MAPPED_BYTES = 1 << 16
 """Bytes from which on a tensor stays in its external file; reading a small one is faster."""
@@ -116,6 +115,7 @@ def _mapped(place: Place, dtype: np.dtype[Any]) -> NDArray[Any]:
         count = place.length // dtype.itemsize
         if not count:
             return np.empty(0, dtype)
+        # A plain array: each slice of a memmap object costs microseconds more.
         return np.memmap(place.path, dtype, "r", place.offset, (count,)).view(np.ndarray)
     except (OSError, ValueError) as error:
         if is_out_of_memory(error):
@@ -157,6 +157,7 @@ def array_of(tensor: TensorProto) -> NDArray[Any]:
     place = place_of(tensor)
     if place is None:
         return numpy_helper.to_array(tensor)
+    # Two or four values share a byte, so that NumPy has no type to map.
     if tensor.data_type in PACKED:
         copy = TensorProto()
         copy.CopyFrom(tensor)
@@ -178,15 +179,11 @@ def element_type(tensor: TensorProto) -> np.dtype[Any]:
 def rounded_values(
     exact: NDArray[np.float32], precision: Precision, dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """``exact`` rounded on several threads, in blocks to bound the memory for intermediates."""
+    """``exact`` rounded in blocks, to bound the memory for intermediates."""
     found = np.empty(exact.shape, dtype)
     source, target = flat(exact), flat(found)
-
-    def fill(part: slice) -> None:
+    for part in slices(source.size, BLOCK // 4):
         target[part] = _rounded(source[part], precision, dtype)
-
-    for _ in in_order(fill, slices(source.size, BLOCK // 4)):
-        pass
     return found
 
 
@@ -216,6 +213,7 @@ def chunks_of(tensor: TensorProto) -> Iterator[bytes]:
         is_raw = tensor.HasField("raw_data")
         yield (tensor if is_raw else numpy_helper.from_array(array_of(tensor))).raw_data
         return
+    # Bytes are copied as they are; only values that must be rounded are read as numbers.
     values = _mapped(place, np.dtype(np.uint8 if place.rounding is None else np.float32))
     for part in slices(values.size):
         block = values[part]

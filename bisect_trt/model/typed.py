@@ -1,22 +1,17 @@
-"""Writes a plan as a strongly typed model, and marks tensors as outputs."""
+"""Writes a plan as a strongly typed model."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 
 import onnx
 from onnx import helper
 
-from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.layers import Role
-from bisect_trt.model.patterns import find_patterns
-from bisect_trt.model.precision_rules import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC, is_standard
+from bisect_trt.model.opsets import with_bf16_operators, with_new_nodes_pinned
+from bisect_trt.model.precision_rules import FLOAT, STORAGE_TYPE
 from bisect_trt.model.rewriter import Frame, Rewriter
-from bisect_trt.model.roundings import with_bf16_operators, with_new_nodes_pinned
-from bisect_trt.model.tensor_types import every_node, infer_types, tensors_read
+from bisect_trt.model.walk import drop_unread, every_node
 
 
 def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelProto:
@@ -38,6 +33,8 @@ def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelP
     """
     graph = as_graph(model)
     graph.check_plan(plan)
+    # Without TF32, which is no type, neither as the base nor for pinned layers.
+    plan = PrecisionPlan(plan.base if plan.base.is_storage else Precision.FP32, plan.pinned)
     if plan.base is not Precision.BF16:
         return _TypedRewriter(graph, plan).rewrite()
     capable = with_bf16_operators(graph, plan)
@@ -54,7 +51,7 @@ class _TypedRewriter(Rewriter):
         model = super().rewrite()
         for name, kind in self.source.stored_outputs.items():
             self._store_output(model.graph, name, kind)
-        _drop_unread_casts(model.graph, self._lifting)
+        drop_unread(model.graph, self._lifting)
         return model
 
     def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
@@ -69,6 +66,7 @@ class _TypedRewriter(Rewriter):
 
     def _store_output(self, graph: onnx.GraphProto, name: str, kind: int) -> None:
         """Makes the model give the output ``name`` as ``kind``, as its source does."""
+        # The writer gives FP32 outputs; the source of a lifted model declares a reduced one.
         exact = self.fresh(f"{name}__exact")
         _rename(graph, name, exact)
         maker = next((n for n in graph.node if exact in n.output), None)
@@ -83,14 +81,6 @@ class _TypedRewriter(Rewriter):
         output = next(o for o in graph.output if o.name == name)
         output.type.tensor_type.elem_type = kind
 
-    def chosen(self, precision: Precision) -> Precision:
-        return precision if precision.is_storage else Precision.FP32
-
-    def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
-        if node.op_type in TYPE_AGNOSTIC and is_standard(node):
-            return str(node.input[slot])
-        return super().read_slot(frame, node, slot, wanted)
-
     def convert(self, frame: Frame, name: str, precision: Precision) -> str:
         version = self.fresh(f"{name}__{precision}")
         self._cast(frame, name, version, STORAGE_TYPE.get(precision, FLOAT))
@@ -100,6 +90,7 @@ class _TypedRewriter(Rewriter):
         return STORAGE_TYPE[precision]
 
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
+        # A reduced Cast to FP32 casts to the reduced type at once.
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to":
                 attribute.i = STORAGE_TYPE[precision]
@@ -109,6 +100,7 @@ class _TypedRewriter(Rewriter):
             frame.state[name] = precision
             if name in frame.outputs and frame.parent is None:  # a graph output keeps its type
                 node.output[slot] = self.fresh(f"{name}__{precision}")
+                # Reduced readers take the tensor before the cast, the others the output itself.
                 frame.versions[(name, precision)] = node.output[slot]
                 frame.versions[(name, Precision.FP32)] = name
                 back_to_float.append((node.output[slot], name))
@@ -117,14 +109,9 @@ class _TypedRewriter(Rewriter):
         for reduced, name in back_to_float:
             self._cast(frame, reduced, name, FLOAT)
 
-    def enter_body(self, frame: Frame, precision: Precision) -> None:
-        for value in frame.graph.input:
-            if (
-                value.type.tensor_type.elem_type == FLOAT
-                or frame.scope.type_of(value.name) == FLOAT
-            ):
-                value.type.tensor_type.elem_type = STORAGE_TYPE[precision]
-                frame.state[value.name] = precision
+    def enter_input(self, frame: Frame, value: onnx.ValueInfoProto, precision: Precision) -> None:
+        super().enter_input(frame, value, precision)
+        value.type.tensor_type.elem_type = STORAGE_TYPE[precision]
 
     def leave_output(self, frame: Frame, output: onnx.ValueInfoProto, precision: Precision) -> None:
         super().leave_output(frame, output, precision)
@@ -136,15 +123,6 @@ class _TypedRewriter(Rewriter):
         )
 
 
-def _drop_unread_casts(graph: onnx.GraphProto, casts: set[str]) -> None:
-    """Removes the Casts that give one of ``casts`` if nothing reads it."""
-    read = {name for node in graph.node for name in tensors_read(node)}
-    read.update(output.name for output in graph.output)
-    unread = [n for n in graph.node if n.op_type == "Cast" and n.output[0] in casts - read]
-    for node in unread:
-        graph.node.remove(node)
-
-
 def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
     """Renames a tensor wherever nodes give or read it, in bodies too."""
     for node in every_node(graph.node):
@@ -152,77 +130,3 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
             for slot, tensor in enumerate(names):
                 if tensor == old:
                     names[slot] = new
-
-
-def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> list[str]:
-    """The float tensors that ``selectors`` match, in the file's order.
-
-    A selector is a layer id, a tensor name, a glob over either, an operator type (``MatMul``) or
-    the kind of a pattern (``LayerNorm``).
-    """
-    graph = as_graph(model)
-    layers = graph.layers
-    groups: dict[str, set[str]] = {}
-    for pattern in find_patterns(graph):
-        groups.setdefault(pattern.kind.lower(), set()).update(pattern.layers)
-    chosen: set[str] = set()
-    for selector in selectors:
-        members = groups.get(selector.lower(), set())
-        hits = {
-            tensor
-            for layer in layers
-            for tensor in layer.outputs
-            if selector in (layer.op, layer.name, tensor)  # a name may look like a glob: a[0]
-            or layer.name in members
-            or fnmatchcase(layer.name, selector)
-            or fnmatchcase(tensor, selector)
-        }
-        if not hits:
-            raise BadInputError(
-                f"--mark {selector!r}: matches no layer or tensor; `bisect-trt inspect` lists them"
-            )
-        chosen |= hits
-    return [tensor for layer in layers for tensor in layer.outputs if tensor in chosen]
-
-
-def with_ranks(
-    model: onnx.ModelProto, tensors: Sequence[str]
-) -> tuple[Sequence[str], Sequence[str]]:
-    """Splits ``tensors`` into those with a known rank, as ONNX's checker requires, and the rest."""
-    # If the model's own outputs lack shapes, the checker refuses it anyway.
-    declared = all(o.type.tensor_type.HasField("shape") for o in model.graph.output)
-    ranks = infer_types(model).ranks
-    unknown = [name for name in tensors if name not in ranks] if declared else []
-    if unknown and len(unknown) == len(tensors):
-        raise BadInputError(
-            f"tensor {unknown[0]!r}: nothing says how many dimensions it has, so that no checker "
-            "would take it as an output; declare its shape in the model, or mark another"
-        )
-    return [name for name in tensors if name not in set(unknown)], unknown
-
-
-def mark_outputs(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
-    """A copy of ``model`` in which ``tensors`` are outputs too, declared with type and rank."""
-    scope = infer_types(model)
-    marked = onnx.ModelProto()
-    marked.CopyFrom(model)
-    graph = marked.graph
-    existing = {o for node in graph.node for o in node.output}
-    existing.update(v.name for v in (*graph.input, *graph.initializer))
-    present = {o.name for o in graph.output}
-    for name in tensors:
-        if name in present:
-            continue
-        if name not in existing:
-            raise BadInputError(
-                f"tensor {name!r} is not in the model; `bisect-trt inspect` lists the layers"
-            )
-        shape = [f"{name}_{axis}" for axis in range(scope.ranks.get(name, 0))]
-        graph.output.append(
-            helper.make_tensor_value_info(
-                name, scope.type_of(name), shape if name in scope.ranks else None
-            )
-        )
-        present.add(name)
-    del graph.value_info[:]
-    return marked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Iterable
 
@@ -13,7 +12,7 @@ from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.layers import Layer
-from bisect_trt.model.tensor_types import every_node
+from bisect_trt.model.walk import every_node
 
 WITHOUT_LAYER = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators for which TensorRT's parser usually makes no layer."""
@@ -64,7 +63,7 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     graph.check_plan(plan)
     if not plan.base.is_storage:
         return "--noTF32" if plan.base is Precision.FP32 else ""
-    called = names_in_tensorrt(graph, plan.pinned)
+    called = _names_in_tensorrt(graph, plan.pinned)
     _refuse(graph, plan, _OTHER_NAMES, "--layerPrecisions")
     pinned = [(called[layer.name], layer) for layer in graph.layers if layer.name in plan.pinned]
     several = [layer for _, layer in pinned if _has_several_layers(layer)]
@@ -103,13 +102,14 @@ def _refuse(graph: Graph, plan: PrecisionPlan, ops: frozenset[str], where: str) 
             )
 
 
-def names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
+def _names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
     """The names that TensorRT's parser gives to ``pinned``, which are layer ids of ``graph``.
 
     Raises:
         BadInputError: several nodes share the name of a pinned layer.
     """
     # The parser numbers nodes that share a name in an order of its own.
+    # Names inside bodies count, because TensorRT puts all layers into one network.
     uses = Counter(_parsers_name(node) for node in every_node(graph.proto.graph.node))
     called = dict(zip(graph.names, map(_parsers_name, graph.proto.graph.node), strict=True))
     found = {layer: called[layer] for layer in pinned}
@@ -178,7 +178,7 @@ def polygraphy_script(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     """A script that pins the layers of ``plan``, for polygraphy's postprocess option."""
     graph = as_graph(model)
     graph.check_plan(plan)
-    called = names_in_tensorrt(graph, plan.pinned)
+    called = _names_in_tensorrt(graph, plan.pinned)
     _refuse(graph, plan, _UNREACHED, "the script")
     moved = {x.name for x in graph.layers if x.op in WITHOUT_LAYER}
     return _SCRIPT.format(
@@ -191,21 +191,3 @@ def polygraphy_script(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
 def _as_set(names: Iterable[str]) -> str:
     lines = "".join(f"    {name!r},\n" for name in sorted(names))
     return "{\n" + lines + "}" if lines else "set()"
-
-
-def pins_of_trtexec(text: str) -> frozenset[str]:
-    """The layers that the arguments ``text`` pin, parsed as trtexec parses them."""
-    _, marked, rest = text.partition("'--layerPrecisions=")
-    entries = rest.partition("'")[0].split(",") if marked else []
-    return frozenset(entry.rpartition(":")[0] for entry in entries)
-
-
-def pins_of_script(text: str) -> frozenset[str]:
-    """The layers that the script ``text`` pins, read as a literal without running it."""
-    for statement in ast.parse(text).body:
-        if not isinstance(statement, ast.Assign):
-            continue
-        target, value = statement.targets[0], statement.value
-        if isinstance(target, ast.Name) and target.id == "PINNED" and isinstance(value, ast.Set):
-            return frozenset(ast.literal_eval(value))
-    return frozenset()

@@ -12,11 +12,11 @@ import onnx
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import BudgetSpentError, Observer, TimeBudget
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.base.plan import Precision, PrecisionPlan, Subgraph
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.patterns import nodes_alike
-from bisect_trt.model.typed import mark_outputs, to_typed
+from bisect_trt.model.outputs import mark_outputs
+from bisect_trt.model.typed import to_typed
 from bisect_trt.reduction.oracle import Budget, EngineTrials, Observation, Specimen
 from bisect_trt.reduction.reduce import fresh_engines, model_and_samples, tensorrt_trials
 from bisect_trt.runners.reference import outputs_of
@@ -73,10 +73,15 @@ class _Search:
     """Tries cures on one model, on several samples."""
 
     def __init__(
-        self, graph: Graph, samples: Sequence[Sample], open_trials: OpenTrials, observer: Observer
+        self,
+        graph: Graph,
+        samples: Sequence[Sample],
+        open_trials: OpenTrials,
+        observer: Observer,
+        threads: int,
     ) -> None:
         self._graph, self._open_trials, self._observer = graph, open_trials, observer
-        self._cases = [(s, outputs_of(graph.proto, s.arrays, s.name)) for s in samples]
+        self._cases = [(s, outputs_of(graph.proto, s.arrays, s.name, threads)) for s in samples]
         self.marks_unfinished = False
 
     def run(self, suspects: Sequence[str]) -> Iterator[Cure]:
@@ -90,8 +95,8 @@ class _Search:
         layers = self._graph.layers
         inner = [t for la in layers for t in la.outputs if t not in self._graph.outputs]
         # Blocks of the same kind tend to fail alike, so marks in the suspect block may not suffice.
-        alike = set(nodes_alike(self._graph, suspects))
-        near = [t for la in layers if la.name in alike for t in la.outputs if t in inner]
+        ops = {node.op_type for node, name in self._graph.named_nodes() if name in suspects}
+        near = [t for la in layers if la.op in ops for t in la.outputs if t in inner]
         found = self._fewest_marks(near) if near else None
         if found is None and not self.marks_unfinished and len(near) < len(inner):
             found = self._fewest_marks(inner)
@@ -109,7 +114,7 @@ class _Search:
         """Tries one cure on every sample until one is bad."""
         proto = mark_outputs(self._graph.proto, marks) if marks else self._graph.proto
         trials = self._open_trials(options)
-        whole, total = Subgraph(frozenset(self._graph.names)), Observation()
+        whole, total = frozenset(self._graph.names), Observation()
         for sample, expected in self._cases:
             found = trials.look(Specimen(whole, proto, sample, expected))
             total = _added(total, found)
@@ -153,9 +158,10 @@ def try_cures(
     suspects: Sequence[str],
     open_trials: OpenTrials,
     observer: Observer,
+    threads: int = 0,
 ) -> Cures:
     """Tries every cure on the whole model; tensors of ``suspects`` are marked first."""
-    search = _Search(graph, samples, open_trials, observer)
+    search = _Search(graph, samples, open_trials, observer, threads)
     tried: list[Cure] = []
     try:
         for cure in search.run(suspects):
@@ -203,12 +209,13 @@ def cure_model(
     fresh_engines(settings)(graph, samples).close()
     observer.step("cures")
     budget = Budget(settings.max_builds, TimeBudget(settings.budget))
+    threads = settings.threads or 0
 
     def open_trials(options: EngineOptions) -> EngineTrials:
         engines = fresh_engines(settings, options)
-        return tensorrt_trials(engines, precision, budget, settings.workers)
+        return tensorrt_trials(engines, precision, budget, settings.workers, threads)
 
-    return try_cures(graph, samples, suspects, open_trials, observer)
+    return try_cures(graph, samples, suspects, open_trials, observer, threads)
 
 
 def _nodes_of(subgraph: Path, graph: Graph) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from bisect_trt.base.atomic_files import scratch
 from bisect_trt.base.errors import BadInputError, BisectError, RunnerFailedError, one_line
 from bisect_trt.base.interrupt import BudgetSpentError, TimeBudget
 from bisect_trt.base.outcomes import CONFIDENCE, Verdict
-from bisect_trt.base.plan import Bypass, Precision, PrecisionPlan, Subgraph
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.inputs.npz import write_npz
 from bisect_trt.metrics.arrays import Arrays
@@ -114,7 +114,7 @@ class Budget:
 class Specimen:
     """A subgraph as an FP32 model, with its inputs and its reference outputs by name."""
 
-    subgraph: Subgraph
+    subgraph: frozenset[str]
     model: onnx.ModelProto
     sample: Sample
     expected: Mapping[str, NDArray[Any]]
@@ -129,14 +129,15 @@ class Specimen:
 class Specimens:
     """Cuts subgraphs out of one model, with their values on one sample."""
 
-    def __init__(self, graph: Graph, sample: Sample, folder: Path) -> None:
+    def __init__(self, graph: Graph, sample: Sample, folder: Path, threads: int = 0) -> None:
         self._extractor = Extractor(graph)
         self._sample = sample
-        self._recorded = Recorded(self._extractor, sample, folder)
+        self._threads = threads
+        self._recorded = Recorded(self._extractor, sample, folder, threads)
         self.nodes = self._extractor.nodes
-        self.whole = Subgraph(frozenset(self.nodes))
+        self.whole = frozenset(self.nodes)
 
-    def of(self, subgraph: Subgraph) -> Specimen:
+    def of(self, subgraph: frozenset[str]) -> Specimen:
         """Returns ``subgraph`` with its inputs and reference outputs.
 
         Raises:
@@ -149,33 +150,14 @@ class Specimens:
             model = self._extractor.extract(subgraph, values)
         except KeyError as error:  # an ONNX type that NumPy's files do not know
             raise RunnerFailedError(f"the subgraph cannot be written ({error})") from error
-        expected = outputs_of(model, inputs, self._sample.name)
-        if subgraph != self.whole:
+        expected = outputs_of(model, inputs, self._sample.name, self._threads)
+        if subgraph != self.whole:  # the model keeps what it declares
             declare_shapes(model, expected)
         return Specimen(subgraph, model, Sample(self._sample.name, inputs), expected)
 
-    def operators(self, subgraph: Subgraph) -> tuple[tuple[str, str], ...]:
+    def operators(self, subgraph: frozenset[str]) -> tuple[tuple[str, str], ...]:
         """The kept nodes in file order, each with its operator."""
-        return tuple((n, self._extractor.operator(n)) for n in self.nodes if n in subgraph.kept)
-
-    def bypasses(self, subgraph: Subgraph) -> list[Bypass]:
-        """Ways to replace a node's only output by one of its inputs of the same type and shape."""
-        found = []
-        for node in (n for n in self.nodes if n in subgraph.kept):
-            sources, outputs = self._extractor.tensors(node)
-            if len(outputs) != 1:
-                continue
-            try:
-                values = self._recorded.of([*sources, *outputs])
-            except RunnerFailedError:
-                continue
-            output = values[outputs[0]]
-            found += [
-                Bypass(node, s)
-                for s in sources
-                if (values[s].dtype, values[s].shape) == (output.dtype, output.shape)
-            ]
-        return found
+        return tuple((n, self._extractor.operator(n)) for n in self.nodes if n in subgraph)
 
 
 @dataclass(frozen=True)
@@ -202,7 +184,11 @@ class Allowance:
 
 
 def what_rounding_explains(
-    model: onnx.ModelProto, sample: Sample, expected: Arrays, precision: Precision
+    model: onnx.ModelProto,
+    sample: Sample,
+    expected: Arrays,
+    precision: Precision,
+    threads: int = 0,
 ) -> Allowance:
     """Emulates an FP32 model at ``precision`` on one sample and returns its allowance."""
     roundings = [(precision, 1.0)]
@@ -211,7 +197,7 @@ def what_rounding_explains(
         roundings.append((Precision.BF16, 2.0**-16))
     allowed = {name: _always_allowed(array) for name, array in expected.items()}
     breaks = set[str]()
-    runner = WholeModelRunner(Graph(model))
+    runner = WholeModelRunner(Graph(model), threads=threads)
     for emulated, scale in roundings:
         try:
             found = next(iter(runner.outputs(PrecisionPlan(emulated), [sample])))
@@ -268,6 +254,7 @@ class EngineTrials:
         explained: Precision,
         budget: Budget,
         workers: int = 1,
+        threads: int = 0,
     ) -> None:
         self._open_runner = open_runner
         self.precision = precision
@@ -275,8 +262,9 @@ class EngineTrials:
         self.budget = budget
         self.versions: Mapping[str, str] = {}
         self.facts: Mapping[str, Any] = {}
-        self.observations: dict[Subgraph, Observation] = {}  # the last of each subgraph
+        self.observations: dict[frozenset[str], Observation] = {}  # the last of each subgraph
         self._workers = workers
+        self.threads = threads
         self._whole = Observation()
         self._names = set[str]()
 
@@ -322,7 +310,7 @@ class EngineTrials:
         if self.budget.is_spent:
             raise BudgetSpentError
         allowance = what_rounding_explains(
-            specimen.model, specimen.sample, specimen.expected, self.explained
+            specimen.model, specimen.sample, specimen.expected, self.explained, self.threads
         )
         observed = Observation(allowed=allowance.allowed, breaks=tuple(sorted(allowance.breaks)))
         for answer in self._answers(specimen, processes):
@@ -393,7 +381,7 @@ def failure_words(failure: str, names: Collection[str]) -> str:
 class CheckTrials:
     """Judges subgraphs by the exit code of a command: 0 fine, 1 bad, others not judged."""
 
-    def __init__(self, command: str, timeout_s: float, budget: Budget) -> None:
+    def __init__(self, command: str, timeout_s: float, budget: Budget, threads: int = 0) -> None:
         try:
             self._words = shlex.split(command)
         except ValueError as error:
@@ -404,10 +392,11 @@ class CheckTrials:
             self._words.append("{model}")
         self._command = command
         self._timeout_s = timeout_s
+        self.threads = threads
         self.budget = budget
         self.precision = self.explained = Precision.FP32
         self.versions: Mapping[str, str] = {}
-        self.observations: dict[Subgraph, Observation] = {}
+        self.observations: dict[frozenset[str], Observation] = {}
 
     def try_whole(self, specimen: Specimen) -> Observation:
         """Runs the command on the whole model, which it must be able to judge."""
@@ -475,7 +464,7 @@ class CheckTrials:
             ) from None
         finally:
             if child.poll() is None:
-                with suppress(OSError):
+                with suppress(OSError):  # with its children, such as an engine's builder
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -24,7 +24,7 @@ from bisect_trt.base.errors import (
 )
 from bisect_trt.base.interrupt import BudgetSpentError, Observer, TimeBudget
 from bisect_trt.base.outcomes import Cause, Verdict
-from bisect_trt.base.plan import Precision, PrecisionPlan, Subgraph
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.inputs.samples import load_samples
 from bisect_trt.model.graph import Graph
@@ -37,6 +37,7 @@ from bisect_trt.reduction.oracle import (
     EngineTrials,
     Observation,
     OpenRunner,
+    Specimen,
     Specimens,
     Suspect,
     Trials,
@@ -46,11 +47,12 @@ from bisect_trt.runners.ort_cuda import OrtCudaRunner
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions, installed_module
 from bisect_trt.runners.tensorrt.runner import BuildOnlyRunner, TensorRTRunner
-from bisect_trt.search.reduce import Reduction, reduce
+from bisect_trt.search.find import find_pins
+from bisect_trt.search.minimise import one_minimal
 from bisect_trt.settings import Settings
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import Context
-from bisect_trt.steps.memory_need import check_need, need_of, need_of_samples
+from bisect_trt.steps.memory_need import check_need, need_of
 
 # A run has its answer by then, and an engine of thousands of layers takes minutes to build.
 RUN_BUDGET_S = 30.0
@@ -77,7 +79,6 @@ class Reduced:
     sample: Sample  # inputs by name
     expected: Mapping[str, NDArray[Any]]  # FP32 outputs on ONNX Runtime
     nodes: tuple[tuple[str, str], ...]  # kept nodes with their operators
-    bypassed: tuple[str, ...]  # nodes whose input is read in place of their output
     of: int  # number of nodes in the whole model
     whole: Observation  # results of the whole model
     seen: Observation  # results of the subgraph
@@ -90,6 +91,98 @@ class Reduced:
     versions: Mapping[str, str] = field(default_factory=dict)  # versions of the engine
 
 
+Nodes = frozenset[str]
+
+Ask = Callable[[Nodes], Verdict]
+"""Gives PASS for a subgraph that is still bad; may raise BudgetSpentError to end the search."""
+
+
+@dataclass(frozen=True)
+class SubgraphEvaluation:
+    """The ``verdict`` on one subgraph, and the ``step`` that tried it."""
+
+    step: str
+    subgraph: Nodes
+    verdict: Verdict
+
+
+class SubgraphSearch:
+    """Searches the smallest part of a network that is still bad.
+
+    ``best``: its nodes; None if the whole is not bad. ``complete``: no node can be left out.
+    ``interrupted``: the user ended the search. ``evaluations``: each subgraph tried, in order.
+    """
+
+    # "Bad" need not be monotone: an output in the middle may break the very fusion that is wrong.
+    # So every step starts from a subgraph that was found to be bad.
+
+    def __init__(self, nodes: Sequence[str], ask: Ask) -> None:
+        self._nodes = list(nodes)
+        self._ask = ask
+        self._verdicts: dict[Nodes, Verdict] = {}
+        self._step = "the whole model"
+        self.best: Nodes | None = None
+        self.complete = self.interrupted = False
+        self.evaluations: list[SubgraphEvaluation] = []
+
+    def run(self) -> None:
+        """Run every step, until the budget is spent or the user ends it."""
+        try:
+            if self._is_bad(self._nodes):
+                self._run_steps()
+                self.complete = True
+        except BudgetSpentError:
+            pass
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The evaluations by step, each with the smallest bad size so far."""
+        steps: list[Step] = []
+        bad_sizes: list[int] = []
+        for name, evaluations in groupby(self.evaluations, lambda evaluation: evaluation.step):
+            tried = list(evaluations)
+            bad_sizes += [len(e.subgraph) for e in tried if e.verdict.passed]
+            steps.append(Step(name, len(tried), min(bad_sizes, default=0)))
+        return tuple(steps)
+
+    def _run_steps(self) -> None:
+        nodes = self._nodes
+        self._step = "outputs moved up"
+        nodes = nodes[: _fewest(len(nodes), lambda n: self._is_bad(nodes[:n]))]
+        self._step = "inputs moved down"
+        nodes = nodes[-_fewest(len(nodes), lambda n: self._is_bad(nodes[-n:])) :]
+        self._step = "nodes left out"
+        if len(nodes) > 1:
+            find_pins(nodes, self._verdict)
+        self._step = "each node left out"
+        smallest = self.best or frozenset()
+        one_minimal([n for n in self._nodes if n in smallest], self._verdict, lambda v: v.passed)
+
+    def _is_bad(self, kept: Sequence[str]) -> bool:
+        return self._verdict(frozenset(kept)).passed
+
+    def _verdict(self, kept: Nodes) -> Verdict:
+        if not kept:
+            return Verdict.FAIL  # an empty model is not bad
+        if kept not in self._verdicts:
+            verdict = self._verdicts[kept] = self._ask(kept)
+            self.evaluations.append(SubgraphEvaluation(self._step, kept, verdict))
+            if verdict.passed and (self.best is None or len(kept) < len(self.best)):
+                self.best = kept
+        return self._verdicts[kept]
+
+
+def _fewest(length: int, is_bad: Callable[[int], bool]) -> int:
+    """The smallest bad number by bisection, given that ``length`` is bad."""
+    low, high = 0, length
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_bad(middle) else (middle, high)
+    return high
+
+
 def reduce_subgraph(
     graph: Graph, sample: Sample, trials: Trials, observer: Observer
 ) -> Reduced | Observation:
@@ -100,58 +193,69 @@ def reduce_subgraph(
     """
     began = time.perf_counter()
     with scratch("recorded") as folder:
-        specimens = Specimens(graph, sample, Path(folder))
+        specimens = Specimens(graph, sample, Path(folder), trials.threads)
         observer.step("the whole model")
         whole = _try_whole(specimens, trials, sample)
         if whole.suspect is None:
             return whole
         observer.step("reduce")
-        tried = 0
-
-        def ask(subgraph: Subgraph) -> Verdict:
-            nonlocal tried
-            if subgraph == specimens.whole:
-                return Verdict.PASS  # it was tried above
-            try:
-                verdict = trials.ask(specimens.of(subgraph))
-            except (RunnerFailedError, MachineError):  # this subgraph cannot be cut out or run
-                return Verdict.UNSURE
-            tried += 1
-            word = {Verdict.PASS: "still bad", Verdict.FAIL: "not bad"}.get(verdict, verdict)
-            observer.progress(tried, 0, f"{len(subgraph.kept)} nodes: {word}")
-            return verdict
-
-        found = reduce(specimens.nodes, ask, specimens.bypasses)
-        subgraph = found.subgraph or specimens.whole
-        specimen, seen = specimens.of(subgraph), trials.observations[subgraph]
-        interrupted = found.interrupted
+        search = SubgraphSearch(specimens.nodes, _question(specimens, trials, observer))
+        search.run()
+        specimen = specimens.of(search.best or specimens.whole)
+        seen, interrupted = trials.observations[specimen.subgraph], search.interrupted
         if not interrupted:
             observer.step("the subgraph")
-            try:  # the subgraph is found; an error here only costs its figures
-                with suppress(BudgetSpentError, MachineError):
-                    seen = trials.figures(specimen)
-            except KeyboardInterrupt:
-                interrupted = True
-        return Reduced(
-            suspect=seen.suspect or whole.suspect,
-            precision=trials.precision,
-            explained=trials.explained,
-            model=to_typed(specimen.model, PrecisionPlan(trials.precision)),
-            sample=specimen.sample,
-            expected=specimen.expected,
-            nodes=specimens.operators(subgraph),
-            bypassed=tuple(sorted(b.node for b in subgraph.bypassed)),
-            of=len(specimens.nodes),
-            whole=whole,
-            seen=seen,
-            steps=_steps(found),
-            complete=found.complete,
-            always=all(e.verdict in (Verdict.PASS, Verdict.UNSURE) for e in found.evaluations),
-            builds=trials.budget.spent,
-            seconds=time.perf_counter() - began,
-            interrupted=interrupted,
-            versions=trials.versions,
-        )
+            seen, interrupted = _figures(specimen, trials)
+    unclear = (Verdict.PASS, Verdict.UNSURE)
+    return Reduced(
+        suspect=seen.suspect or whole.suspect,
+        precision=trials.precision,
+        explained=trials.explained,
+        model=to_typed(specimen.model, PrecisionPlan(trials.precision)),
+        sample=specimen.sample,
+        expected=specimen.expected,
+        nodes=specimens.operators(specimen.subgraph),
+        of=len(specimens.nodes),
+        whole=whole,
+        seen=seen,
+        steps=search.steps,
+        complete=search.complete,
+        always=all(e.verdict in unclear for e in search.evaluations),
+        builds=trials.budget.spent,
+        seconds=time.perf_counter() - began,
+        interrupted=interrupted,
+        versions=trials.versions,
+    )
+
+
+def _figures(specimen: Specimen, trials: Trials) -> tuple[Observation, bool]:
+    """The subgraph's results in all processes, and whether the user ended them."""
+    seen = trials.observations[specimen.subgraph]
+    # The subgraph is found; an error here only costs its figures.
+    try:
+        with suppress(BudgetSpentError, MachineError):
+            seen = trials.figures(specimen)
+    except KeyboardInterrupt:
+        return seen, True
+    return seen, False
+
+
+def _question(specimens: Specimens, trials: Trials, observer: Observer) -> Ask:
+    """The function that answers the search's questions by ``trials``."""
+    numbers = count(1)
+
+    def ask(nodes: Nodes) -> Verdict:
+        if nodes == specimens.whole:
+            return Verdict.PASS  # it was tried before the search
+        try:
+            verdict = trials.ask(specimens.of(nodes))
+        except (RunnerFailedError, MachineError):  # this subgraph cannot be cut out or run
+            return Verdict.UNSURE
+        word = {Verdict.PASS: "still bad", Verdict.FAIL: "not bad"}.get(verdict, verdict)
+        observer.progress(next(numbers), 0, f"{len(nodes)} nodes: {word}")
+        return verdict
+
+    return ask
 
 
 def _try_whole(specimens: Specimens, trials: Trials, sample: Sample) -> Observation:
@@ -167,17 +271,6 @@ def _try_whole(specimens: Specimens, trials: Trials, sample: Sample) -> Observat
         ) from None
 
 
-def _steps(found: Reduction) -> tuple[Step, ...]:
-    """Groups the evaluations by step, each with the smallest bad size so far."""
-    steps: list[Step] = []
-    bad_sizes: list[int] = []
-    for name, evaluations in groupby(found.evaluations, lambda evaluation: evaluation.step):
-        tried = list(evaluations)
-        bad_sizes += [len(e.subgraph.kept) for e in tried if e.verdict.passed]
-        steps.append(Step(name, len(tried), min(bad_sizes, default=0)))
-    return tuple(steps)
-
-
 def reduce_model(
     settings: Settings, precision: Precision, check: str | None, observer: Observer
 ) -> Reduced | Observation:
@@ -189,7 +282,7 @@ def reduce_model(
     if check is None:
         trials = engine_trials(settings, precision, graph, samples, budget)
     elif precision is Precision.FP32:
-        trials = CheckTrials(check, settings.evaluation_timeout_s, budget)
+        trials = CheckTrials(check, settings.evaluation_timeout_s, budget, settings.threads or 0)
     else:
         raise BadInputError(
             f"--check: the command chooses what {precision.value} means, its subgraphs are FP32; "
@@ -213,11 +306,11 @@ def model_and_samples(settings: Settings, observer: Observer) -> tuple[Graph, li
     observer.step("load")
     model = load_model(settings.model)
     specs, graph = input_specs(model.proto), Graph(model.proto)
-    check_need(need_of(graph, settings, specs), model.name)
+    check_need(need_of(graph, settings), model.name)
     samples = load_samples(
         settings.inputs, specs, stacked=settings.stacked, infinite=settings.infinite
     )
-    check_need(need_of_samples(graph, settings, samples), model.name)
+    check_need(need_of(graph, settings, samples), model.name)
     return graph, samples
 
 
@@ -259,7 +352,9 @@ def engine_trials(
         def open_cuda(graph: Graph, samples: Sequence[Sample]) -> OrtCudaRunner:
             return OrtCudaRunner(graph, timeout_s=settings.evaluation_timeout_s)
 
-        return EngineTrials(open_cuda, precision, precision, budget, settings.workers)
+        return EngineTrials(
+            open_cuda, precision, precision, budget, settings.workers, settings.threads or 0
+        )
     open_runner = fresh_engines(settings)
     try:
         open_runner(graph, samples).close()
@@ -270,20 +365,20 @@ def engine_trials(
         open_runner = partial(
             BuildOnlyRunner, module=module, timeout_s=settings.evaluation_timeout_s
         )
-    return tensorrt_trials(open_runner, precision, budget, settings.workers)
+    return tensorrt_trials(open_runner, precision, budget, settings.workers, settings.threads or 0)
 
 
 def tensorrt_trials(
-    open_runner: OpenRunner, precision: Precision, budget: Budget, workers: int
+    open_runner: OpenRunner, precision: Precision, budget: Budget, workers: int, threads: int = 0
 ) -> EngineTrials:
     """Makes the judge by TensorRT."""
     # TensorRT may ignore a cleared TF32 flag, so an FP32 engine is allowed TF32's errors.
     explained = Precision.TF32 if precision is Precision.FP32 else precision
-    return EngineTrials(open_runner, precision, explained, budget, workers)
+    return EngineTrials(open_runner, precision, explained, budget, workers, threads)
 
 
 def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> OpenRunner:
-    """Returns a function that open_runner TensorRT in a fresh process and repeats each sample."""
+    """Returns a function that opens TensorRT in a fresh process and repeats each sample."""
 
     def hire(target: str, arguments: Mapping[str, Any]) -> WorkerPool:
         # The pool tries again after a crash: only a repeated crash counts as the engine's answer.

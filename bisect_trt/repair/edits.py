@@ -13,12 +13,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from bisect_trt.model.graph import Graph, remove_initialisers
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
-from bisect_trt.model.tensor_types import (
+from bisect_trt.model.walk import (
     captured_names,
     every_node,
     opset_of,
+    remove_initialisers,
     replace_nodes,
     tensor_names,
     unused,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from bisect_trt.model.graph import HAS_LAYER_NORMALIZATION, Graph
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.opsets import HAS_LAYER_NORMALIZATION
 from bisect_trt.repair.constants import (
     propose_const_through,
     propose_fold_bn,
@@ -47,9 +48,13 @@ MAX_ROUNDS = 8
 
 @dataclass(frozen=True)
 class Edited:
-    """A graph after edits, in the order in which they were made, and what was refused."""
+    """A graph after edits, in the order in which they were made, and what was refused.
+
+    ``ranges`` are those of its tensors.
+    """
 
     graph: Graph
+    ranges: Ranges
     edits: tuple[Edit, ...]
     refusals: tuple[Refusal, ...]
 
@@ -74,4 +79,4 @@ def edited(graph: Graph, rules: Collection[Rule], measure: Callable[[Graph], Ran
             graph = applied(graph, found)
             edits += found
             ranges = measure(graph)
-    return Edited(graph, tuple(edits), tuple(refusals))
+    return Edited(graph, ranges, tuple(edits), tuple(refusals))

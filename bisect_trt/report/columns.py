@@ -50,12 +50,7 @@ TABLES = _tables()
 """The columns of each CSV file, without ".csv", from ``schema/columns.csv``."""
 
 REQUIREMENTS = TABLES.pop("by_requirement")
-LAYERS = TABLES["layers"]
 PINS = TABLES["pins"]
-
-FRAMES = {("cost" if name == "engines" else name): columns for name, columns in TABLES.items()}
-FRAMES["by_requirement"] = REQUIREMENTS
-"""The columns of the tables of ``Result``, by their names there."""
 
 
 def as_page() -> str:

@@ -223,6 +223,7 @@ def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:
     both = before.layers[kept].merge(after.layers[kept[:1] + kept[2:]], on="layer")
     old, new = (both[f"{measure}_{side}"].astype(float) for side in ("x", "y"))
     was, now = (both[f"{finite}_{side}"].astype("boolean").fillna(True) for side in ("x", "y"))
+    # Errors of non-finite layers cover their finite values only, so flags outrank the ratio.
     ratio = (new / old).where(old != new, 1.0)  # 0 / 0 is no change
     # Other inputs of the same kind move errors by up to half.
     tolerated = 1.5
@@ -241,8 +242,6 @@ def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:
 def _changed(before: Record, after: Record) -> pd.DataFrame:
     """The settings and versions that differ."""
     old, new = _made_with(before), _made_with(after)
-    if _digests(before) and _digests(before) == _digests(after):  # files may be renamed
-        new["inputs"] = old["inputs"]
     names = dict.fromkeys((*old, *new))
     rows = [{"what": n, "before": old.get(n, ""), "after": new.get(n, "")} for n in names]
     return pd.DataFrame([row for row in rows if row["before"] != row["after"]])
@@ -265,12 +264,6 @@ def _made_with(result: Record) -> dict[str, str]:
         "threads": str(result.threads),
         **result.versions,
     }
-
-
-def _digests(result: Record) -> list[str]:
-    """The digests of the given inputs; empty where the run ended before its inputs table."""
-    table = result.inputs
-    return [] if table.empty else table.loc[table["kind"] == InputKind.GIVEN, "sha256"].to_list()
 
 
 MARKDOWN = "diff.md"

@@ -17,7 +17,6 @@ import onnx
 import pandas as pd
 
 from bisect_trt.base.atomic_files import (
-    ANNOTATED_MODEL,
     OLDER_FILES,
     PLAN,
     RESULT_FILES,
@@ -26,73 +25,21 @@ from bisect_trt.base.atomic_files import (
     TYPED_MODEL,
     VERIFY_FILES,
     VERIFY_JUNIT,
-    VERIFY_PAGE,
     VERIFY_RECORD,
     draft_prefix,
     scratch,
     sweep,
-    write_whole,
 )
-from bisect_trt.base.display import printable
-from bisect_trt.base.errors import BadInputError, MachineError, is_disk_full, not_written
-from bisect_trt.base.outcomes import ValidationVerdict
-from bisect_trt.model.graph import Graph
-from bisect_trt.model.save import annotated, save_model
+from bisect_trt.base.errors import BadInputError, not_written
+from bisect_trt.model.save import save_model
 from bisect_trt.model.typed import to_typed
-from bisect_trt.report.columns import FLAG, LAYERS, TABLES, names_in, to_csv
-from bisect_trt.report.headline import headline
-from bisect_trt.report.html import as_html, environment
+from bisect_trt.report.columns import TABLES, to_csv
+from bisect_trt.report.html import as_html
 from bisect_trt.report.junit import as_junit, verification_as_junit
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.record import Record
-from bisect_trt.report.text import (
-    is_least,
-    number,
-    plan_line,
-    score_without,
-    validation_lines,
-    verdict,
-)
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.verify import Verification
-
-_ANNOTATED = names_in(
-    "sensitivity rank max_abs snr_db finite introduced_max_abs introduced_snr_db "
-    "introduced_finite ref_min ref_max engine_max_abs engine_finite"
-)
-
-
-def annotated_model(result: Record, graph: Graph) -> onnx.ModelProto:
-    """The searched model with the answer in its metadata, errors and pins at its layers."""
-    answer = {
-        "answer": printable(headline(result)),
-        "cause": result.cause.value,
-        "requirements": printable(", ".join(result.requirements)),
-    }
-    return annotated(graph, answer, dict(_of_layers(result)))
-
-
-def _of_layers(result: Record) -> Iterator[tuple[str, dict[str, str]]]:
-    """The annotations of each layer, by its name."""
-    pinned, base = set(result.pinned), result.plan.base.value
-    kept = f"{result.plan.pin_precision.value} (pinned)"
-    without = {
-        str(row.layer): f"{row.outcome_without}, {'at least ' * is_least(row)}{score_without(row)}"
-        for row in result.pins.itertuples()
-        if row.proved
-    }
-    flags = {c.name for c in LAYERS if c.kind == FLAG}
-    shown = [c for c in _ANNOTATED if c in result.layers]
-    columns = (result.layers[c].to_list() for c in shown)
-    for name, *values in zip(result.layers["layer"].map(str), *columns, strict=True):
-        words = {"precision": kept if name in pinned else base}
-        if name in without:
-            words["without_this_pin"] = without[name]
-        for column, value in zip(shown, values, strict=True):
-            text = str(value) if column in flags else number(value)
-            if text not in ("", "nan"):
-                words[column] = text
-        yield name, words
 
 
 @dataclass(frozen=True)
@@ -147,6 +94,7 @@ class OwnedFolder:
                 draft = Path(name) / "new"
                 draft.mkdir()
                 yield draft
+                # A folder can only replace an empty one, so the old one is moved away first.
                 if folder.exists():
                     os.replace(folder, Path(name) / "old")
                 os.replace(draft, folder)
@@ -171,18 +119,17 @@ def write_report(result: Record, problem: Problem) -> None:
     tables = {name: getattr(result, name) for name in ("layers", "outputs", "search", "pins")}
     sometimes = {"engines": result.cost, "inputs": result.inputs, "tradeoff": result.tradeoff}
     tables |= {name: table for name, table in sometimes.items() if len(table)}
-    texts = {
-        PLAN: result.plan_json(problem.plan_of_whole(result.plan)) + "\n",
-        **_documents(result),
-        RUN: to_json(result.as_json()) + "\n",
-    }
-    models = {
-        TYPED_MODEL: to_typed(problem.whole, problem.plan_of_whole(result.plan)),
-        ANNOTATED_MODEL: annotated_model(result, problem.graph),
-    }
+    plan = problem.plan_of_whole(result.plan)
+    models = {TYPED_MODEL: to_typed(problem.whole, plan)}
     if problem.rewritten:
         models[REWRITTEN_MODEL] = problem.graph.proto
-    _write(result.folder, tables, texts, models)
+    texts = {**_csv_files(tables), **_documents(result), PLAN: result.plan_json(plan) + "\n"}
+    write_files(result.folder, {**models, **texts, RUN: to_json(result.as_json()) + "\n"})
+
+
+def _csv_files(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """The content of each table's file."""
+    return {f"{name}.csv": to_csv(table, TABLES[name]) for name, table in tables.items()}
 
 
 def _documents(result: Record) -> dict[str, str]:
@@ -196,38 +143,37 @@ def _documents(result: Record) -> dict[str, str]:
 
 def write_documents(result: Record) -> None:
     """Writes report.html, report.md and junit.xml again."""
-    _write(result.folder, {}, _documents(result), {})
+    write_files(result.folder, _documents(result))
 
 
 def write_tables(result: Record) -> None:
     """Writes the error tables alone, layers.csv and outputs.csv."""
-    _write(result.folder, {"layers": result.layers, "outputs": result.outputs}, {}, {})
+    tables = {"layers": result.layers, "outputs": result.outputs}
+    write_files(result.folder, _csv_files(tables))
 
 
-def _write(
-    folder: Path, tables: dict[str, pd.DataFrame], texts: dict[str, str], models: dict[str, Any]
-) -> None:
-    """Writes all into a draft folder, then moves each file, so that an error leaves no part."""
+def write_files(folder: Path, contents: Mapping[str, str | onnx.ModelProto]) -> None:
+    """Writes texts and models into ``folder``, all or none, the last one last.
+
+    Raises:
+        MachineError: the disk is full.
+        BadInputError: the folder cannot be written.
+    """
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with scratch("result", folder) as name:
             draft = Path(name)
-            for table_name, table in tables.items():
-                text = to_csv(table, TABLES[table_name])
-                (draft / f"{table_name}.csv").write_bytes(text.encode(errors="replace"))
-            for file_name, text in texts.items():
-                (draft / file_name).write_text(text, encoding="utf-8", errors="replace")
-            for file_name, model in models.items():
-                save_model(model, draft / file_name)
-            for file_name in reversed(RESULT_FILES):  # run.json is first there, so moved last
-                if (draft / file_name).exists():
-                    os.replace(draft / file_name, folder / file_name)
+            for file_name, content in contents.items():
+                if isinstance(content, str):
+                    (draft / file_name).write_bytes(content.encode(errors="replace"))
+                else:
+                    save_model(content, draft / file_name)
+            # Weights beside a model first: without them it could not be loaded.
+            weights = [path.name for path in draft.iterdir() if path.name not in contents]
+            for file_name in (*weights, *contents):
+                os.replace(draft / file_name, folder / file_name)
     except OSError as error:
-        if is_disk_full(error):
-            raise MachineError(
-                f"{folder}: the disk is full, so no report was written; free some space and run "
-                "the same command again: the answers are in the cache"
-            ) from error
-        raise BadInputError(f"{folder}: cannot be written ({error.strerror})") from error
+        raise not_written(f"--out {folder}", error, "; choose another folder") from error
 
 
 def to_json(value: Any) -> str:
@@ -248,37 +194,6 @@ def _plain(value: Any) -> Any:
 
 
 def write_verification(found: Verification) -> None:
-    """Writes verify.html, verify.json and verify.junit.xml, each whole."""
-    validation = found.validation
-    overfitted = validation is not None and validation.word is ValidationVerdict.OVERFITTED
-    page = (
-        environment()
-        .get_template("verify.html.j2")
-        .render(
-            answer=verdict(found),
-            good=found.passed and not overfitted,
-            lines=[f"{found.model}: {plan_line(found)}.", *validation_lines(found)],
-            checks=found.checks,
-        )
-    )
-    files = {
-        VERIFY_PAGE: page,
-        VERIFY_RECORD: to_json(found.as_json()) + "\n",
-        VERIFY_JUNIT: verification_as_junit(found),
-    }
-    write_all(found.folder, files)
-
-
-def write_all(folder: Path, texts: Mapping[str, str]) -> None:
-    """Writes files into ``folder`` in their order, each whole.
-
-    Raises:
-        MachineError: the disk is full.
-        BadInputError: the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_whole(folder / name, text.encode(errors="replace"))
-    except OSError as error:
-        raise not_written(f"--out {folder}", error, "; choose another folder") from error
+    """Writes verify.json and verify.junit.xml, each whole."""
+    record = to_json(found.as_json()) + "\n"
+    write_files(found.folder, {VERIFY_RECORD: record, VERIFY_JUNIT: verification_as_junit(found)})

@@ -19,7 +19,7 @@ from bisect_trt.base.outcomes import word_of
 from bisect_trt.inputs.augmentations import check_kinds
 from bisect_trt.metrics.parser import check_requirements
 from bisect_trt.metrics.requirements import times
-from bisect_trt.report.files import OwnedFolder, to_json, write_all
+from bisect_trt.report.files import OwnedFolder, to_json, write_files
 from bisect_trt.report.headline import headline
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.markdown import Page, Section, page_as_markdown
@@ -311,7 +311,7 @@ def write_gate(gate: Gate) -> None:
         MARKDOWN: page_as_markdown(gate_page(gate), more=RECORD),
         JUNIT: _junit(gate),
     }
-    write_all(gate.folder, texts)
+    write_files(gate.folder, texts)
 
 
 def _junit(gate: Gate) -> str:

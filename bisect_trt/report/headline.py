@@ -24,7 +24,7 @@ from bisect_trt.report.text import (
 MIN_PINS_FOR_ADVICE = 8
 """Number of pins from which on advice about fewer of them is given."""
 
-FIRST_KINDS = ("alike", "offset", "quiet", "few-differ", "overflow-lost", "not-covered")
+FIRST_KINDS = ("alike", "offset", "few-differ", "overflow-lost", "not-covered")
 """Kinds of findings that stand in the first lines."""
 
 _BY_PINS = (Cause.OVERFLOW, Cause.ROUNDING, Cause.ACCUMULATION, Cause.UNKNOWN)
@@ -97,6 +97,7 @@ def _outcomes(result: Record, precision: Precision, runner: str = "") -> pd.Seri
     """Outcomes of the baselines with everything in ``precision``, on ``runner`` if given."""
     if result.outputs.empty:
         return pd.Series(dtype=str)
+    # Labels are such as "fp16", "fp16, second emulator" and "tensorrt fp16".
     label = result.outputs["baseline"]
     if runner:
         return result.outputs.loc[label == f"{runner} {precision.value}", "outcome"]
@@ -140,7 +141,7 @@ def _fewer_pins(result: Record) -> str:
     if table.empty or not pins:
         return ""
     passed = table["given_passed"] == table["given_tested"]
-    passed &= table["pins"] <= 0.75 * pins
+    passed &= table["pins"] <= 0.75 * pins  # a smaller gain is not worth a second run
     tested = table["given_tested"] + table["perturbed_tested"] + table["augmented_tested"]
     all_passed = passed & (tested >= 10)  # fewer show little
     for kind in ("perturbed", "augmented"):
@@ -241,13 +242,11 @@ def _of_given(result: Record) -> str:
 
 def answer_lines(result: Record) -> list[str]:
     """The first lines: answer, validation, next step, cause, before and after."""
-    lines = [headline(result), *validation_sentences(result.validation)[:2], *not_covered(result)]
+    lines = [headline(result), *validation_sentences(result.validation), *not_covered(result)]
     lines += [line for line in (next_step(result), result.sentence) if line]
-    if not math.isnan(result.base_score):
-        after = f"   after: {score_after(result)}" if result.passed else ""
-        wanted = ", ".join(result.requirements)
-        lines.append(f"before: {score_before(result)}{after}   requirement: {wanted}")
-    return lines
+    scores = "" if math.isnan(result.base_score) else f"before: {score_before(result)}   "
+    scores += f"after: {score_after(result)}   " if scores and result.passed else ""
+    return [*lines, f"{scores}requirement: {', '.join(result.requirements)}"]
 
 
 def not_covered(result: Record) -> list[str]:

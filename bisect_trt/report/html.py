@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import math
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -18,9 +17,9 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from bisect_trt.base.atomic_files import PLAN, REWRITTEN_MODEL, TYPED_MODEL
+from bisect_trt.base.atomic_files import PLAN, TYPED_MODEL
 from bisect_trt.base.display import counted, printable
-from bisect_trt.base.outcomes import VANISHING, Finding, InputKind, Tally, Validation
+from bisect_trt.base.outcomes import VANISHING, Finding
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief
 from bisect_trt.report import figures, tables, text
@@ -37,8 +36,11 @@ _TRADEOFF = names_in(
     "p50_score p95_score worst_score latency_ms"
 )
 _SEARCH = names_in("evaluation runner on base pins outcome score seconds note")
-_PROOF = names_in("proved proved_on proof_evaluation outcome_without score_without missed_on")
 _NAMED = names_in("layer op module where")
+_PINS = names_in(
+    "layer op module where sensitivity proved proved_on proof_evaluation outcome_without "
+    "score_without missed_on"
+)
 _FLAGS = names_in("pinned source finite engine_finite")
 _LAYERS = names_in(
     "layer op module where pinned source rank sensitivity introduced_rel_range rel_range "
@@ -65,7 +67,7 @@ def environment() -> Environment:
     """The templates of pages, which escape all values."""
     # Jinja's select_autoescape goes by file endings, and .j2 would escape nothing.
     templates = _templates(autoescape=True, finalize=_harmless)
-    templates.filters |= {"brief": brief, "cell": _cell, "code": _code}
+    templates.filters |= {"brief": brief, "cell": text.number, "code": _code}
     return templates
 
 
@@ -101,15 +103,6 @@ def _code(lines: str) -> Markup:
     return Markup("\n").join(printable(line) for line in lines.split("\n"))
 
 
-def _cell(value: Any) -> str:
-    """The text of a table's cell: words for flags, blank for unknown values."""
-    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, bool) or type(value).__name__ == "bool":
-        return "yes" if value else "no"
-    return text.number(value.item() if hasattr(value, "item") else value)
-
-
 class Tile(NamedTuple):
     """A number of the first screen, with its name and a note."""
 
@@ -143,20 +136,6 @@ def _tiles(result: Record) -> list[Tile]:
     return found
 
 
-def _tested(validation: Validation | None) -> list[tuple[str, Tally, str, str]]:
-    """The name, tally, lower bound and worst input of each kind of input that was tested."""
-    found: list[tuple[str, Tally, str, str]] = []
-    if validation is None:
-        return found
-    for kind in InputKind:
-        tally = validation.of(kind)
-        if tally.tested:
-            bound = f"at least {100.0 * tally.lower_bound:.1f} % of all"
-            worst = re.split(r"[\\/]", tally.worst)[-1]  # the full path is in inputs.csv
-            found.append((kind.words, tally, "" if kind is InputKind.GIVEN else bound, worst))
-    return found
-
-
 def _answer(result: Record) -> dict[str, Any]:
     """The values for ``answer.html.j2``, the first screen."""
     return {
@@ -165,10 +144,9 @@ def _answer(result: Record) -> dict[str, Any]:
         "headline": headline(result),
         # The table's caption and rows say the first sentence.
         "validation": [*text.validation_sentences(result.validation)[1:], *not_covered(result)],
-        "caption": text.caption_of(result.validation),
-        "meaning": text.meaning_of(result.validation),
+        "caption": text.verdict_words(result.validation) or "What it holds on",
         "next_step": next_step(result),
-        "held": _tested(result.validation),
+        "tested": result.validation.tested if result.validation is not None else [],
         "tiles": _tiles(result),
         "judged_by": text.judged_by(result),
     }
@@ -189,7 +167,7 @@ def as_html(result: Record) -> str:
     # Constants that partly vanish are many and harmless, so they come last.
     for finding in sorted(result.findings, key=lambda f: (not f.weighty, f.kind == VANISHING)):
         by_kind.setdefault(finding.kind, []).append(finding)
-    inputs, layers = tables.worst_inputs(result.inputs), tables.worst_layers(result.layers)
+    inputs = tables.worst_inputs(result.inputs)
     of_inputs = [str(c) for c in inputs if c not in ("shapes", "sha256")]
     return (
         environment()
@@ -198,23 +176,18 @@ def as_html(result: Record) -> str:
             **_answer(result),
             figures=plots,
             tradeoff=_table(result.tradeoff.dropna(axis=1, how="all"), _TRADEOFF),
-            baselines=list(result.outputs["baseline"].unique()) if len(result.outputs) else [],
-            scores=tables.requirement_scores(result.by_requirement, result.outputs),
+            scores=_scores(result.by_requirement),
             outputs=_table(result.outputs, tables.OUTPUT_COLUMNS),
-            by_modules=len(result.layers) > 0 and figures.has_modules(result.layers),
             inputs=_table(inputs, of_inputs, left_out=len(result.inputs) - len(inputs)),
             searched=text.search_sentences(result),
             search=_table(result.search, _SEARCH),
-            pins=pin_rows(result),
+            pins=_table(_with_places(tables.shown_pins(result)), _PINS),
             unproved=text.unproved(result),
-            alone=text.misses_alone(result.layers),
             sources=text.sources(result.layers),
             proved=bool(result.pins["proved"].any()),
             cost=_table(result.cost, tables.COST_COLUMNS),
             engine=text.engine_sentences(result),
-            layers=_table(
-                layers, list(map(str, layers)), left_out=len(result.layers) - len(layers)
-            ),
+            has_layers=len(result.layers) > 0,
             findings=list(by_kind.values()),
             recipes=recipes(result),
             command=_folded(shlex.split(result.command)) if result.command else "",
@@ -226,17 +199,21 @@ def as_html(result: Record) -> str:
     )
 
 
+def _scores(by_requirement: pd.DataFrame) -> Table:
+    """The score of each requirement in each baseline."""
+    if by_requirement.empty:
+        return Table((), ())
+    columns = list(dict.fromkeys(name for scores in by_requirement["baselines"] for name in scores))
+    rows = zip(by_requirement["requirement"], by_requirement["baselines"], strict=True)
+    return Table(columns, [[text, *map(scores.get, columns)] for text, scores in rows])
+
+
 def _figures(result: Record) -> dict[str, figures.Figure]:
     """The plots that have data, by name."""
     found = (
         figures.tradeoff_figure(result.tradeoff),
-        figures.baselines_figure(result.outputs),
         figures.errors_figure(result.layers),
-        figures.modules_figure(result.layers),
         figures.ranges_figure(result.layers, result.precision),
-        figures.channels_figure(result.layers, result.precision),
-        figures.inputs_figure(result.inputs),
-        figures.search_figure(result.search),
     )
     return {figure.name: figure for figure in found if figure is not None}
 
@@ -273,24 +250,6 @@ def _table(table: pd.DataFrame, columns: Sequence[str], left_out: int = 0) -> Ta
     present = [c for c in columns if c in table]
     rows = text.scores_in_words(table[present].head(SHOWN_ROWS)).to_numpy(dtype=object).tolist()
     return Table(present, rows, max(left_out, len(table) - SHOWN_ROWS))
-
-
-def pin_rows(result: Record) -> Table:
-    """Each pin with the evaluation that failed without it.
-
-    Where no pin is proved, the pins come with their sensitivities, the worst first.
-    """
-    pins = result.pins
-    if pins.empty:
-        return Table((), ())
-    present = [c for c in ("sensitivity", "module", "file", "line") if c in result.layers]
-    shown = _with_places(pins.merge(result.layers[["layer", *present]], on="layer", how="left"))
-    proof = [c for c in _PROOF if c != "proved" or not pins["proved"].all()]
-    if not pins["proved"].any():
-        proof = []
-        if "sensitivity" in shown:
-            shown = shown.sort_values("sensitivity", ascending=False, kind="stable")
-    return _table(shown, [*_NAMED, "sensitivity", *proof])
 
 
 def layer_data(table: pd.DataFrame) -> dict[str, Any]:
@@ -334,7 +293,6 @@ def _base(path: str) -> str:
 
 
 _ENGINE = "model.engine"
-_FROM = "From where the run was started."
 
 Shape = tuple[int, ...]
 Profile = Mapping[str, tuple[Shape, Shape, Shape]]
@@ -352,23 +310,19 @@ def recipes(result: Record) -> list[Recipe]:
     """Ways to ship the plan; empty where no plan meets the requirements."""
     if not result.passed:
         return []
+    # trtexec and the builder allow TF32 unless it is turned off, which would reduce pins too.
     tf32 = Precision.TF32 in (result.plan.base, result.plan.pin_precision)
     profile = profile_of_inputs(result)
     # As given to the run: relative paths start at the folder in which it was started.
     words = shlex.split(result.command)
     folder = words[words.index("--out") + 1] if "--out" in words[:-1] else ""
-    plan = Path(folder) / PLAN
-    # A rewritten model has other layers, which the plan names.
-    model = str(plan.with_name(REWRITTEN_MODEL)) if result.rewritten else result.model
-    weak = ["bisect-trt", "export", model, "--plan", str(plan), "--format", "trtexec"]
-    verify = ["bisect-trt", "verify", result.model, *_input_words(words), "--plan", str(plan)]
-    holds, arguments = "Exit code 0 if the plan holds.", "Prints trtexec's arguments."
+    plan = str(Path(folder) / PLAN)
+    verify = ["bisect-trt", "verify", result.model, *_input_words(words), "--plan", plan]
+    note = "From where the run was started. Exit code 0 if the plan holds."
     return [
         Recipe("trtexec", _trtexec(profile, tf32=tf32), "TensorRT 10 and 11."),
         Recipe("Python", _python(profile, tf32=tf32), "tensorrt, or tensorrt_rtx."),
-        Recipe("polygraphy", _polygraphy(profile, tf32=tf32)),
-        Recipe("Check it in a pipeline", _folded(verify), f"{_FROM} {holds}"),
-        Recipe("TensorRT 8.6 to 10, weakly typed", shlex.join(weak), f"{_FROM} {arguments}"),
+        Recipe("Check it in a pipeline", _folded(verify), note),
     ]
 
 
@@ -404,15 +358,6 @@ def _trtexec(profile: Profile, *, tf32: bool) -> str:
         shapes = [f"{n}:{'x'.join(map(str, s[place]))}" for n, s in profile.items() if s[place]]
         words += [f"--{part}Shapes={','.join(shapes)}"] if shapes else []
     return _folded([*words, f"--saveEngine={_ENGINE}"])
-
-
-def _polygraphy(profile: Profile, *, tf32: bool) -> str:
-    words = ["polygraphy", "convert", TYPED_MODEL, "--strongly-typed"]
-    words += ["--tf32"] if tf32 else []
-    for place, part in enumerate(("min", "opt", "max")):
-        shapes = [f"{n}:[{','.join(map(str, s[place]))}]" for n, s in profile.items()]
-        words += [f"--trt-{part}-shapes", *shapes] if shapes else []
-    return _folded([*words, "-o", _ENGINE])
 
 
 def _python(profile: Profile, *, tf32: bool) -> str:

@@ -1,13 +1,13 @@
-"""Writes the result for CI: a test case per requirement, kind of input and pin."""
+"""Writes the result for CI: a test case per requirement and kind of input."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 from bisect_trt.base.display import xml_text
-from bisect_trt.base.outcomes import Tally, Validation, word_of
+from bisect_trt.base.outcomes import InputKind, Validation, word_of
 from bisect_trt.metrics.requirements import times
 from bisect_trt.report.headline import headline
 from bisect_trt.report.record import Record
@@ -25,25 +25,9 @@ class _Case(NamedTuple):
     shown: str = ""
 
 
-class _Suite(NamedTuple):
-    model: str
-    seconds: float
-    summary: str
-    validation: Validation | None
-
-
 def as_junit(result: Record) -> str:
-    """The suite of one run, with failures where the exit code is 1 or the plan overfitted.
-
-    Pins without a proof are skipped cases.
-    """
-    suite = _Suite(result.model, result.seconds, headline(result), result.validation)
-    cases = [*_requirements(result), *_validation(result.validation)]
-    for row in result.pins.itertuples() if not result.ranked else ():
-        if not row.held:
-            skipped = "" if row.proved else "not proved"
-            cases.append(_Case(f"pin {row.layer} is needed", skipped=skipped))
-    return _written(suite, cases)
+    """The suite of one run, with failures where the exit code is 1 or the plan overfitted."""
+    return _written(result, headline(result), _requirements(result))
 
 
 def verification_as_junit(found: Verification) -> str:
@@ -52,12 +36,12 @@ def verification_as_junit(found: Verification) -> str:
     for check in found.checks:
         field = {False: "failure", None: "skipped", True: "shown"}[check.validation]
         cases.append(_Case(check.what, **{field: check.detail}))
-    suite = _Suite(found.model, found.seconds, verdict(found), found.validation)
-    return _written(suite, [*cases, *_validation(found.validation)])
+    return _written(found, verdict(found), cases)
 
 
-def _written(suite: _Suite, cases: list[_Case]) -> str:
-    """The suite as XML."""
+def _written(suite: Record | Verification, summary: str, own: Iterable[_Case]) -> str:
+    """The suite as XML: its own cases, then those of the validation."""
+    cases = [*own, *_validation(suite.validation)]
     counts = {
         "tests": len(cases),
         "failures": sum(bool(case.failure) for case in cases),
@@ -67,10 +51,10 @@ def _written(suite: _Suite, cases: list[_Case]) -> str:
     attributes = {"name": "bisect-trt", "time": f"{suite.seconds:.3f}"}
     attributes |= {name: str(count) for name, count in counts.items()}
     root = ElementTree.Element("testsuite", attributes)
-    properties = {"summary": suite.summary}
+    properties = {"summary": summary}
     if suite.validation is not None:
         properties["robustness"] = word_of(suite.validation) or "not tested"
-        properties["validation"] = " ".join(validation_sentences(suite.validation)[:2])
+        properties["validation"] = " ".join(validation_sentences(suite.validation))
     listed = ElementTree.SubElement(root, "properties")
     for name, value in properties.items():
         ElementTree.SubElement(listed, "property", {"name": name, "value": xml_text(value)})
@@ -101,23 +85,14 @@ def _validation(validation: Validation | None) -> Iterator[_Case]:
     """A case per kind of input; it fails where more miss than chance explains."""
     if validation is None:
         return
-    kinds = (
-        ("the given inputs", validation.given),
-        ("perturbed inputs", validation.perturbed),
-        ("augmented inputs", validation.augmented),
-        ("inputs kept apart", validation.holdout),
-    )
-    missed = {id(kind) for kind in validation.missed}
-    if not validation.given_hold:
-        missed.add(id(validation.given))
-    for words, kind in kinds:
-        if kind.tested:
-            passed = _passed(kind)
-            bound = f", at least {100.0 * kind.lower_bound:.1f} % with 95 % confidence"
-            shown = passed if kind is validation.given else passed + bound
-            yield _Case(f"holds on {words}", passed if id(kind) in missed else "", shown=shown)
-
-
-def _passed(kind: Tally) -> str:
-    worst = f"; the worst, {kind.worst}, is at {times(kind.worst_score)}" if kind.worst else ""
-    return f"{kind.passed} of {kind.tested} meet the requirement{worst}"
+    for kind, tally in validation.tested:
+        given = kind is InputKind.GIVEN
+        # By identity: two kinds may have equal tallies.
+        missed = any(tally is other for other in validation.missed)
+        fails = not validation.given_hold if given else missed
+        passed = f"{tally.passed} of {tally.tested} meet the requirement"
+        if tally.worst:
+            passed += f"; the worst, {tally.worst}, is at {times(tally.worst_score)}"
+        bound = f", at least {100.0 * tally.lower_bound:.1f} % with 95 % confidence"
+        shown = passed if given else passed + bound
+        yield _Case(f"holds on {kind.words}", passed if fails else "", shown=shown)

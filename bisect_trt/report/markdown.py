@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from bisect_trt.base.display import counted, markdown
-from bisect_trt.base.outcomes import InputKind, Validation
+from bisect_trt.base.outcomes import Validation
 from bisect_trt.report.columns import names_in
-from bisect_trt.report.headline import headline, next_step, not_covered, score_after, score_before
+from bisect_trt.report.headline import answer_lines
 from bisect_trt.report.record import Record
 from bisect_trt.report.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
 from bisect_trt.report.text import (
@@ -18,7 +18,6 @@ from bisect_trt.report.text import (
     number,
     scores_in_words,
     search_sentences,
-    validation_sentences,
 )
 
 SHOWN_ROWS = 100
@@ -30,19 +29,17 @@ _REQUIREMENTS = names_in("requirement reduced_score plan_score")
 
 def as_markdown(result: Record) -> str:
     """The content of report.md."""
-    return "\n".join((*answer_lines(result), *_detail_lines(result))) + "\n"
+    return "\n".join((*answer_as_markdown(result), *_detail_lines(result))) + "\n"
 
 
-def answer_lines(result: Record) -> Iterator[str]:
-    """The answer in one sentence, the cause, before and after, and the validation."""
+def answer_as_markdown(result: Record) -> Iterator[str]:
+    """The first lines of the answer, who judged, and the validation."""
+    answer, *lines = answer_lines(result)
     yield f"# bisect-trt: {markdown(result.model)} at {result.precision.value.upper()}"
-    yield from ("", f"**{markdown(headline(result))}**", "")
-    of_inputs = (*validation_sentences(result.validation), *not_covered(result))
-    for sentence in (*of_inputs, next_step(result), result.sentence):
-        yield from (markdown(sentence), "") if sentence else ()
+    yield from ("", f"**{markdown(answer)}**", "")
+    for line in lines:
+        yield from (markdown(line), "")
     yield f"- cause: {result.cause.value}"
-    yield f"- requirement: {', '.join(markdown(r) for r in result.requirements)}"
-    yield f"- before: {score_before(result)}; after: {score_after(result)}"
     evaluations = counted(sum(result.evaluations.values()), "evaluation")
     runs = counted(result.sensitivity_runs, "single-layer run")
     yield f"- judged by: `{result.runner}` ({evaluations}, {runs})"
@@ -78,12 +75,10 @@ def _detail_lines(result: Record) -> Iterator[str]:
 def _validation_table(validation: Validation) -> pd.DataFrame:
     """A row per kind of input that was tested."""
     rows = []
-    for kind in InputKind:
-        tally = validation.of(kind)
-        if tally.tested:
-            row = {"inputs": kind.words, "passed": tally.passed, "tested": tally.tested}
-            row["at least"] = f"{100.0 * tally.lower_bound:.1f} %" if tally.lower_bound else ""
-            rows.append({**row, "worst score": tally.worst_score, "worst": tally.worst})
+    for kind, tally in validation.tested:
+        row = {"inputs": kind.words, "passed": tally.passed, "tested": tally.tested}
+        row["at least"] = f"{100.0 * tally.lower_bound:.1f} %" if tally.lower_bound else ""
+        rows.append({**row, "worst score": tally.worst_score, "worst": tally.worst})
     return pd.DataFrame(rows)
 
 

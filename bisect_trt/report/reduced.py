@@ -220,8 +220,6 @@ def search_lines(reduced: Reduced) -> list[str]:
             f"What was left out was tried in {PROCESSES} fresh processes: were {BAD_SHARE:.0%} of "
             f"them bad or more, one would have been seen with {CONFIDENCE:.0%} confidence."
         )
-    if reduced.bypassed:
-        lines.append(f"Bypassed, an input taking the output's place: {', '.join(reduced.bypassed)}")
     if reduced.always:
         lines.append(
             "No subgraph that was tried was ever fine: check that the judge can tell good from bad."
@@ -238,7 +236,6 @@ def as_record(found: Reduced | Observation) -> dict[str, Any]:
         "precision": found.precision.value,
         "explained": found.explained.value,
         "nodes": [{"name": n, "op": op} for n, op in found.nodes],
-        "bypassed": list(found.bypassed),
         "of": found.of,
         "complete": found.complete,
         "interrupted": found.interrupted,

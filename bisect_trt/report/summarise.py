@@ -6,6 +6,7 @@ import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ from bisect_trt.model.inputs import dynamic_inputs
 from bisect_trt.model.patterns import find_patterns
 from bisect_trt.report.headline import answer_lines, files_line
 from bisect_trt.report.html import as_fragment
-from bisect_trt.report.markdown import answer_lines as markdown_lines
+from bisect_trt.report.markdown import answer_as_markdown
 from bisect_trt.report.record import EngineFacts, MarkingEffect, Record, SearchFacts
 from bisect_trt.report.tables import (
     cost_table,
@@ -49,7 +50,7 @@ def engine_facts(state: RunState, run_statistics: RunStatistics) -> EngineFacts 
     if baselines is None:
         return None
     table = baselines.table
-    marked = table.marked_score if table is not None else float("nan")
+    marked = table.marked_score if table is not None else math.nan
     return EngineFacts(
         fp32_is=baselines.identity.value,
         fp32_likeness_to_tf32=baselines.fingerprint,
@@ -80,6 +81,7 @@ def search_facts(
     regime = regime_of(len(pinned), len(problem.names))
     suspicion = suspicion_of(state.baselines.layers, scores) if state.baselines is not None else {}
     first = run_statistics.emulators[0]
+    # One emulator only: two may disagree on a set, which is no violation.
     searched = [p for p in run_statistics.log if p.plan.base is plan.base and p.runner == first]
     # Evaluations on a search set end early and at shares of the tolerance, so they do not compare.
     comparable = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on_given]
@@ -109,7 +111,7 @@ class Result(Record):
         return as_fragment(self)
 
     def _repr_markdown_(self) -> str:
-        return "\n".join(markdown_lines(self)) + "\n"
+        return "\n".join(answer_as_markdown(self)) + "\n"
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,8 @@ def summarise_interrupted(
 ) -> Result | None:
     """Makes the record of an interrupted run; None without a plan to write."""
     if state.validation is None and state.judgement is None and state.bisection is not None:
-        state = state.with_(validation=state.bisection.validation)
-    found = state.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was state.")
+        state = replace(state, validation=state.bisection.validation)
+    found = state.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was known.")
     answer = _answer_so_far(state, run_statistics, found)
     if answer is None or answer.final is None:
         return None
@@ -228,70 +230,77 @@ def _result(
     answer: _Answer,
     seconds: float,
 ) -> Result:
-    problem, settings = state.problem, state.problem.settings
     baselines, engine = state.baselines, state.engine
     searched = state.bisection is not None or state.judgement is not None
     emulated, engines = _shown(state, run_statistics, answer, searched)
     shown = {**emulated, **engines}
     before = engine.base if engine is not None else baselines.reduced if baselines else None
+    final, texts = answer.final, state.problem.requirements.texts
     limits = dict.fromkeys(run_statistics.emulators, answer.limit)
-    passed = (
-        answer.final is not None and answer.final.verdict.passed and state.not_reproducible is None
-    )
     return Result(
-        model=problem.model.name,
-        precision=settings.precision,
-        runner=run_statistics.judge,
+        **_of_run(state, run_statistics),
         cause=diagnosis.cause,
         sentence=diagnosis.sentence,
-        passed=passed,
+        causes=diagnosis.all_causes,
+        passed=final is not None and final.verdict.passed and state.not_reproducible is None,
         complete=answer.complete,
+        ranked=answer.ranked,
         plan=answer.plan,
-        score=answer.final.score if answer.final is not None else float("nan"),
-        base_score=before.score if before is not None else float("nan"),
-        layer_count=len(problem.layers),
+        score=final.score if final is not None else math.nan,
+        base_score=before.score if before is not None else math.nan,
         layers=layers_table(state, answer.plan),
         outputs=outputs_table(shown),
         search=search_table(run_statistics.log),
-        pins=pins_table(problem.layers, answer.plan, answer.proof, run_statistics.log, limits),
-        requirements=problem.requirements.texts,
-        samples=[s.name for s in problem.samples],
-        findings=_findings(state, run_statistics, answer.plan),
-        evaluations=run_statistics.evaluations,
-        new_evaluations=run_statistics.new_evaluations,
-        sensitivity_runs=run_statistics.further_rows
-        + (state.triage.sensitivity.runs if state.triage is not None else 0),
-        seconds=round(seconds, 3),  # as run.json has it, so that a record read back is equal
-        folder=run_statistics.folder,
-        versions={**versions(), **run_statistics.versions},
+        pins=pins_table(
+            state.problem.layers, answer.plan, answer.proof, run_statistics.log, limits
+        ),
         cost=cost_table(engines),
-        engine=engine_facts(state, run_statistics),
-        search_facts=search_facts(state, run_statistics, answer.plan) if searched else None,
-        metrics=[as_word(metric) for metric in settings.metrics],
-        rewritten=list(problem.rewritten),
-        validation=state.validation,
-        inputs=state.inputs if state.inputs is not None else pd.DataFrame(),
-        tradeoff=state.tradeoff if state.tradeoff is not None else pd.DataFrame(),
         by_requirement=requirements_table(
-            problem.requirements.texts,
+            texts,
             _judged(state, run_statistics, before),
-            _judged(state, run_statistics, answer.final),
+            _judged(state, run_statistics, final),
             shown,
         ),
-        ranked=answer.ranked,
-        given_share=settings.share_of_given,
-        budget_minutes=settings.budget,
-        threads=thread_count(),
-        out_of_time=state.out_of_time,
-        interrupted=state.interrupted,
-        command=_command(state, run_statistics),
-        model_digest=problem.model.digest,
-        dynamic_inputs=dynamic_inputs(problem.graph.proto),
-        searched=problem.searched,
-        scales=problem.requirements.scales,
-        causes=diagnosis.all_causes,
-        judged=problem.judged,
+        findings=_findings(state, run_statistics, answer.plan),
+        search_facts=search_facts(state, run_statistics, answer.plan) if searched else None,
+        seconds=round(seconds, 3),  # as run.json has it, so that a record read back is equal
     )
+
+
+def _of_run(state: RunState, run_statistics: RunStatistics) -> dict[str, Any]:
+    """The fields of the record that do not depend on the answer."""
+    problem, settings = state.problem, state.problem.settings
+    triage_runs = state.triage.sensitivity.runs if state.triage is not None else 0
+    return {
+        "model": problem.model.name,
+        "precision": settings.precision,
+        "runner": run_statistics.judge,
+        "layer_count": len(problem.layers),
+        "requirements": problem.requirements.texts,
+        "samples": [s.name for s in problem.samples],
+        "evaluations": run_statistics.evaluations,
+        "new_evaluations": run_statistics.new_evaluations,
+        "sensitivity_runs": triage_runs,
+        "folder": run_statistics.folder,
+        "versions": {**versions(), **run_statistics.versions},
+        "engine": engine_facts(state, run_statistics),
+        "metrics": [as_word(metric) for metric in settings.metrics],
+        "rewritten": list(problem.rewritten),
+        "validation": state.validation,
+        "inputs": state.inputs if state.inputs is not None else pd.DataFrame(),
+        "tradeoff": state.tradeoff if state.tradeoff is not None else pd.DataFrame(),
+        "given_share": settings.share_of_given,
+        "budget_minutes": settings.budget,
+        "threads": thread_count(settings.threads),
+        "out_of_time": state.out_of_time,
+        "interrupted": state.interrupted,
+        "command": _command(state, run_statistics),
+        "model_digest": problem.model.digest,
+        "dynamic_inputs": dynamic_inputs(problem.graph.proto),
+        "searched": problem.searched,
+        "scales": problem.requirements.scales,
+        "judged": problem.judged,
+    }
 
 
 def _command(state: RunState, run_statistics: RunStatistics, command: str = "run") -> str:

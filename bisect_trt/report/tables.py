@@ -6,23 +6,19 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from bisect_trt.base.display import counted, plural
-from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.metrics.parser import parse_requirements
-from bisect_trt.metrics.requirements import METRICS, WORST, Requirement
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.patterns import Origin, Pattern, list_origins
-from bisect_trt.model.tensor_types import captured_names
+from bisect_trt.model.walk import captured_names
 from bisect_trt.report.columns import PINS, names_in
 from bisect_trt.report.record import Record
 from bisect_trt.steps.answer import RunState
@@ -86,6 +82,7 @@ def failure_sources(graph: Graph, wrong: Mapping[str, bool]) -> frozenset[str]:
     """The wrong layers whose inputs are all right."""
     wrong_tensors: set[str] = set()
     sources = []
+    # Nodes are in execution order, so what a node reads is known before it.
     for node, name in zip(graph.proto.graph.node, graph.names, strict=True):
         reads_wrong = not wrong_tensors.isdisjoint((*node.input, *captured_names(node)))
         if wrong.get(name, reads_wrong):  # a node without errors of its own passes them on
@@ -124,10 +121,6 @@ def _all_layers(state: RunState, plan: PrecisionPlan) -> pd.DataFrame:
     return table
 
 
-_LAYER_COLUMNS = names_in(
-    "layer op pinned sensitivity introduced_max_abs max_abs snr_db finite engine_max_abs "
-    "engine_finite ref_min ref_max"
-)
 _COMPARED_COLUMNS = names_in(
     "layer op values introduced_snr_db introduced_max_abs max_abs snr_db engine_max_abs "
     "engine_finite ref_min ref_max"
@@ -259,23 +252,11 @@ def worst_inputs(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[order].head(12)
 
 
-def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
-    """The 40 rows of the layer table to show: pinned layers, then the most sensitive."""
-    by = next(c for c in ("sensitivity", "introduced_max_abs", "layer") if c in table)
-    ranked = table.sort_values(["pinned", by], ascending=[False, False], kind="stable")
-    columns = [c for c in _LAYER_COLUMNS if c in ranked]
-    if not ranked["pinned"].any():
-        columns.remove("pinned")
-    return ranked[columns].head(40)
-
-
 def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:
     """The 40 rows of the layer table that ``compare`` shows, the worst first.
 
     Layers that make non-finite values come first, then layers that pass them on.
     """
-    if "introduced_finite" not in table:
-        return worst_layers(table)
     makes = ~table["introduced_finite"].astype(bool)
     broken = ~table["finite"].astype(bool) & table["ref_max"].notna()
     where = np.select([makes, broken], ["not finite: made here", "not finite"], "")
@@ -287,30 +268,19 @@ def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def shown_pins(result: Record) -> pd.DataFrame:
-    """The pins with their proofs; where none is proved, with their sensitivities."""
-    if result.pins["proved"].any() or result.pins.empty:
+    """The pins with their proofs and sensitivities; where none is proved, the worst first."""
+    present = [c for c in ("sensitivity", "module", "file", "line") if c in result.layers]
+    if result.pins.empty:
         return result.pins
-    pins = result.pins[["layer", "op", "scope"]]
-    if "sensitivity" not in result.layers:
+    pins = result.pins.merge(result.layers[["layer", *present]], on="layer", how="left")
+    if pins["proved"].all():
+        return pins.drop(columns="proved")
+    if pins["proved"].any():
         return pins
-    return pins.merge(result.layers[["layer", "sensitivity"]], on="layer", how="left")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One output of one baseline under one requirement."""
-
-    value: float  # the metric, NaN where it is not an error of one output
-    score: float  # error / tolerance
-
-
-@dataclass(frozen=True)
-class Row:
-    """A requirement on one output."""
-
-    requirement: str  # its text
-    output: str  # name of the output, blank for all
-    cells: tuple[Cell | None, ...]  # one per baseline, None where it gave no such output
+    pins = pins[["layer", "op", *present]]
+    if "sensitivity" not in pins:
+        return pins
+    return pins.sort_values("sensitivity", ascending=False, kind="stable")
 
 
 def requirements_table(
@@ -344,48 +314,3 @@ def judged_scores(table: pd.DataFrame) -> dict[str, float]:
     )
     other = fp32.astype(float) if fp32.max() > 1.0 else table["reduced_score"]
     return dict(zip(table["requirement"], table["plan_score"].fillna(other), strict=True))
-
-
-def requirement_scores(table: pd.DataFrame, outputs: pd.DataFrame) -> list[Row]:
-    """A row per requirement and output, with a cell per baseline.
-
-    A requirement on several outputs at once, such as a decision, has one row.
-    """
-    if "output" not in outputs or not len(table):
-        return []
-    names = [str(n) for n in outputs["output"].unique() if n]
-    baselines = list(outputs["baseline"].unique())
-    found = {(r.baseline, r.output): r for r in outputs.itertuples()}
-    rows = []
-    for text, scores in zip(table["requirement"], table["baselines"], strict=True):
-        item = _of_errors(text, names)
-        if item is None:
-            cells = tuple(Cell(math.nan, scores[b]) if b in scores else None for b in baselines)
-            rows.append(Row(text, "", cells))
-            continue
-        for name in names:
-            if item.output in (None, name):
-                cells = tuple(_cell(item, found.get((b, name))) for b in baselines)
-                rows.append(Row(text, name, cells))
-    return rows
-
-
-def _of_errors(text: str, names: Sequence[str]) -> Requirement | None:
-    """The parsed requirement if it is on the worst error of one output, else None."""
-    try:
-        (item,) = parse_requirements([text], names).items
-    except BadInputError:  # a user's metric, whose code is not loaded when a report is rewritten
-        return None
-    # The table of outputs has no errors of slices or groups.
-    whole = not item.by_scale and not item.part
-    return item if item.metric in METRICS and item.aggregate == WORST and whole else None
-
-
-def _cell(item: Requirement, row: object) -> Cell | None:
-    """The cell of one requirement and one row of the outputs table."""
-    value = getattr(row, item.metric, None)
-    if value is None:
-        return None
-    # Errors cover finite values only, so that of a non-finite output must not pass.
-    is_finite = bool(getattr(row, "finite", True))
-    return Cell(float(value), item.score_of(float(value) if is_finite else math.nan))

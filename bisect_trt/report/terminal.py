@@ -119,12 +119,7 @@ class ProgressObserver(Observer):
         self._step = "starting"
         self._done = ""
         self._note = ""
-        self._started = self._printed_at = time.perf_counter()
-        # The seconds left, and the time of that estimate.
-        self._left: tuple[float | None, float] = None, self._started
-        # Where the pace is measured from: count, expected count, time.
-        self._first: tuple[int, int, float] | None = None
-        self._last = 0
+        self._started = self._printed_at = self._counted_at = time.perf_counter()
         self._best: int | None = None
         self._ended = Event()
         self._log: Thread | None = None
@@ -137,6 +132,8 @@ class ProgressObserver(Observer):
             console=console,
             disable=quiet or not console.is_terminal,
             transient=True,
+            get_time=lambda: time.perf_counter(),
+            speed_estimate_period=600.0,  # evaluations may take minutes
         )
         self._task = self._bar.add_task(f"{self._subject}starting", total=None, note="")
 
@@ -159,41 +156,30 @@ class ProgressObserver(Observer):
             self._log.join(self._interval_s)
 
     def step(self, name: str) -> None:
-        self._first = None
-        self._left = None, time.perf_counter()
         self._step, self._done = name, ""
-        self._bar.reset(self._task, total=None, description=f"{self._subject}{name}", note="")
+        former = self._task
+        self._task = self._bar.add_task(f"{self._subject}{name}", total=None, note="")
+        self._bar.remove_task(former)  # last: the log's thread always finds a task
 
     def progress(self, done: int, expected: int, note: str) -> None:
-        self._left = self._seconds_left(done, expected), time.perf_counter()
+        if done < self._bar.tasks[-1].completed:  # another loop has begun
+            self._bar.reset(self._task)
+        self._bar.update(self._task, total=expected or None, completed=done)
+        self._counted_at = time.perf_counter()
         unit = "input" if self._step == "load" else "evaluation"
         self._done = f"{done} of {expected}" if expected else f"{unit} {done}"
         self._note = note
         shown = printable(f"{self._done}{self._left_in_words()}: {note}"[:90])
-        self._bar.update(self._task, total=expected or None, completed=done, note=shown)
+        self._bar.update(self._task, note=shown)
         if self._verbose:
             self._printed_at = time.perf_counter()
             self._console.print(printable(f"{self._subject}{self._done}: {note}"))
 
-    def _seconds_left(self, done: int, expected: int) -> float | None:
-        """Estimates from the pace since the first count; None without one."""
-        now = time.perf_counter()
-        # Another expected count, or a smaller one, means that another loop has begun.
-        restarted = self._first is None or expected != self._first[1] or done <= self._last
-        self._last = done
-        if restarted or self._first is None:
-            self._first = done, expected, now
-        first, _, since = self._first
-        if not expected or done <= first:
-            return None
-        return (now - since) / (done - first) * max(expected - done, 0)
-
     def _left_in_words(self) -> str:
         """The time left, blank once the estimate has passed."""
-        left, estimated_at = self._left  # read once, as another thread may replace it
-        if left is None or (left := left - (time.perf_counter() - estimated_at)) < 0.0:
-            return ""
-        return f", about {left:.0f} s left"
+        estimate = self._bar.tasks[-1].time_remaining
+        left = (estimate or 0.0) - (time.perf_counter() - self._counted_at)
+        return f", about {left:.0f} s left" if estimate and left >= 0.0 else ""
 
     def best(self, pins: int) -> None:
         self._best = pins
@@ -320,7 +306,6 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
         "layer": [layer.name for layer in inspection.layers],
         "op": [layer.op for layer in inspection.layers],
         "scope": [layer.scope for layer in inspection.layers],
-        "suspect because": [inspection.suspects.get(x.name, "") for x in inspection.layers],
     }
     shown = {head: cells for head, cells in columns.items() if any(cells)}
     table = _table(list(shown))

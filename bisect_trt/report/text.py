@@ -8,7 +8,13 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.base.display import counted, printable, some_of
-from bisect_trt.base.outcomes import Cause, Reproducibility, Validation, ValidationVerdict, word_of
+from bisect_trt.base.outcomes import (
+    Cause,
+    InputKind,
+    Reproducibility,
+    Validation,
+    ValidationVerdict,
+)
 from bisect_trt.inputs.samples import FEW_INPUTS
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
 from bisect_trt.metrics.statistics import lower_bound
@@ -39,12 +45,13 @@ def is_nearly_all(result: Record) -> bool:
 
 
 def number(value: Any) -> str:
-    """A value for a table: four digits, ``inf`` for infinities, blank for NaN."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return printable(str(value))
-    if isinstance(value, float) and math.isnan(value):
+    """A value for a table: four digits, words for flags, blank for what is unknown."""
+    value = value.item() if hasattr(value, "item") else value  # NumPy's numbers
+    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
 def per_cent(share: float) -> str:
@@ -69,23 +76,6 @@ def sources(layers: pd.DataFrame) -> str:
         return ""
     names = layers.loc[layers["source"].astype(bool), "layer"].astype(str).tolist()
     return f"Errors start at {some_of(names, 3)}."
-
-
-def misses_alone(layers: pd.DataFrame) -> str:
-    """The layers that miss the requirement when reduced alone, the worst first."""
-    if "sensitivity" not in layers:
-        return ""
-    worst = layers.sort_values("sensitivity", ascending=False, kind="stable")
-    names, measured = worst.loc[worst["sensitivity"] > 1.0, "layer"], worst["sensitivity"].count()
-    if not measured:
-        return ""
-    if names.empty:
-        return (
-            f"Of {counted(measured, 'layer')} measured alone none misses the requirement, on those "
-            "inputs and copies."
-        )
-    which = some_of(names.astype(str).tolist(), 3)
-    return f"{which} {'misses' if len(names) == 1 else 'miss'} the requirement alone."
 
 
 def score_without(pin: Any) -> str:
@@ -146,20 +136,7 @@ def search_sentences(result: Record) -> list[str]:
         word = "diffuse accumulation" if result.cause is Cause.ACCUMULATION else "spread"
         kind = f"{word} over {facts.spread_over} layers; the"
     lines = [f"{kind} pins are {'; '.join(facts.blocks)}."]
-    effort = (
-        f"The search emulated {counted(facts.emulated_evaluations, 'set')} of pins; by yes and no "
-        f"alone, telling {len(result.plan.chosen)} of {result.layer_count} layers apart takes "
-        f"{facts.information_bound:.0f} answers at least."
-    )
-    if not math.isnan(facts.suspicion_auc):
-        effort += f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
-    lines.append(effort)
-    if facts.violations:
-        lines.append(
-            f"{facts.violations} failing sets held a passing one: here more pins are not always "
-            "better."
-        )
-    return lines
+    return [*lines, f"The search emulated {counted(facts.emulated_evaluations, 'set')} of pins."]
 
 
 def _reproducibility_sentences(facts: Reproducibility | None) -> list[str]:
@@ -219,7 +196,7 @@ def validation_sentences(validation: Validation | None) -> list[str]:
     if validation is None:
         return []
     lines = [_tested(validation)]
-    if validation.fitted:  # second, as the terminal shows two sentences
+    if validation.fitted:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     out = validation.holdout
     if out.worst and out.worst_score > 1.0:
@@ -244,27 +221,31 @@ def validation_sentences(validation: Validation | None) -> list[str]:
 
 def _tested(validation: Validation) -> str:
     """The verdict, and how many inputs of each kind passed."""
-    given, size = validation.given, validation.set_size
-    tallies = [f"given {given.passed} of {given.tested} {_inputs(size)}"]
-    sets = f" (sets of {size})" if size > 1 else ""
-    for kind, name, inputs in (
-        (validation.perturbed, "perturbed", f"inputs{sets}"),
-        (validation.augmented, "augmented", f"inputs{sets}"),
-        (validation.holdout, "held out", _inputs(validation.holdout_size)),
-    ):
-        if kind.tested:
-            bound = f"at least {100.0 * kind.lower_bound:.1f} %"
-            tallies.append(f"{name} {kind.passed} of {kind.tested} {inputs}, {bound}")
+    size = validation.set_size
+    copies = f"inputs (sets of {size})" if size > 1 else "inputs"
+    units = {InputKind.GIVEN: _inputs(size), InputKind.HOLDOUT: _inputs(validation.holdout_size)}
+    tallies = []
+    for kind, tally in validation.tested:
+        name = "held out" if kind is InputKind.HOLDOUT else kind.value
+        found = f"{name} {tally.passed} of {tally.tested} {units.get(kind, copies)}"
+        bound = f", at least {100.0 * tally.lower_bound:.1f} %"
+        tallies.append(found if kind is InputKind.GIVEN else found + bound)
     sure = {1: "", 2: " with 95 % confidence"}.get(len(tallies), ", each with 95 % confidence")
     sentence = f"Holds on {'; '.join(tallies)}{sure}."
-    if validation.word is None:
-        return sentence
-    word = validation.word.value.capitalize()
+    verdict = verdict_words(validation)
+    return f"{verdict}. {sentence}" if verdict else sentence
+
+
+def verdict_words(validation: Validation | None) -> str:
+    """The verdict, and the share it was reached for; blank where there is none."""
+    if validation is None or validation.word is None:
+        return ""
+    words = validation.word.value.capitalize()
     if validation.wanted < WANTED:  # --robust below the default
-        word += f" for the {per_cent(validation.wanted)} asked for"
+        words += f" for the {per_cent(validation.wanted)} asked for"
     if validation.word is ValidationVerdict.VALIDATED:
-        word += ", of inputs like yours"
-    return f"{word}. {sentence}"
+        words += ", of inputs like yours"
+    return words
 
 
 def of_one_input(answer: str, validation: Validation | None) -> str:
@@ -275,31 +256,6 @@ def of_one_input(answer: str, validation: Validation | None) -> str:
 def _inputs(size: int) -> str:
     """The unit that is counted where ``size`` inputs are judged together."""
     return "inputs" if size == 1 else f"sets of {size} inputs"
-
-
-def caption_of(validation: Validation | None) -> str:
-    """The caption of the validation table."""
-    parts = ["with one input"] if validation is not None and validation.of_one else []
-    if word := word_of(validation):
-        parts.append(word)
-    if word == ValidationVerdict.VALIDATED.value:
-        parts.append("of inputs like yours")
-    return f"{', '.join(parts)}{': ' if parts else ''}on what it holds".capitalize()
-
-
-def meaning_of(validation: Validation | None) -> str:
-    """The meaning of the verdict, for all but validated."""
-    if validation is None or validation.word in (None, ValidationVerdict.VALIDATED):
-        return ""
-    wanted = per_cent(validation.wanted)
-    if validation.word is ValidationVerdict.OVERFITTED:
-        return f"Overfitted: some kind of input misses the {wanted} asked for by more than chance."
-    if _beyond(validation):
-        return ""  # validation_sentences says it
-    return (
-        f"Inconclusive: the tests neither show the {wanted} asked for of every kind of input, nor "
-        "refute it."
-    )
 
 
 def _beyond(validation: Validation) -> str:

@@ -12,8 +12,6 @@ from functools import cache
 import onnxruntime as ort
 
 CPU_PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
-_DRIVER_TIMEOUT_S = 30.0
-"""Limit for one call of nvidia-smi."""
 
 
 @dataclass(frozen=True)
@@ -103,25 +101,22 @@ def visible_gpus() -> list[str]:
 
 def gpu_facts(device: str) -> tuple[str, int]:
     """Returns name and free bytes of a GPU of CUDA_VISIBLE_DEVICES; ("cuda", 0) where unknown."""
-    try:
-        name, free = _query_gpu(device, "name,memory.free")
-        return name or "cuda", int(free) << 20
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return "cuda", 0
+    name, free = _query_gpu(device, "name,memory.free")
+    return name or "cuda", int(free) << 20 if free.isdecimal() else 0
 
 
 def gpu_versions(device: str) -> dict[str, str]:
-    """Returns the names of a GPU and of its driver's version; empty where unknown."""
-    try:
-        name, driver = _query_gpu(device, "name,driver_version")
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return {}
-    return {"gpu": name, "driver": driver}
+    """Returns a GPU's name and its driver's version; empty where unknown."""
+    name, driver = _query_gpu(device, "name,driver_version")
+    return {"gpu": name, "driver": driver} if driver else {}
 
 
 def _query_gpu(device: str, query: str) -> tuple[str, str]:
-    """Two facts of a GPU."""
-    csv = _nvidia_smi("-i", device, f"--query-gpu={query}", "--format=csv,noheader,nounits")
+    """Two facts of a GPU; both empty where unknown."""
+    try:
+        csv = _nvidia_smi("-i", device, f"--query-gpu={query}", "--format=csv,noheader,nounits")
+    except (OSError, subprocess.SubprocessError):
+        return "", ""
     # The name may contain a comma; the second fact does not.
     first, _, second = csv.strip().partition("\n")[0].rpartition(",")
     return first.strip(), second.strip()
@@ -129,7 +124,6 @@ def _query_gpu(device: str, query: str) -> tuple[str, str]:
 
 def _nvidia_smi(*arguments: str, check: bool = True) -> str:
     command = ["nvidia-smi", *arguments]
-    answer = subprocess.run(
-        command, capture_output=True, text=True, timeout=_DRIVER_TIMEOUT_S, check=check
-    )
+    # A broken driver may hang.
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30.0, check=check)
     return answer.stdout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -10,23 +10,81 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.limits import give_back
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.graph import Graph, as_graph
-from bisect_trt.model.roundings import with_new_nodes_pinned, with_roundings
-from bisect_trt.runners.concurrency import side_by_side
+from bisect_trt.model.opsets import with_new_nodes_pinned, with_roundings
+from bisect_trt.model.switched import to_switched
+from bisect_trt.runners.concurrency import Headroom, side_by_side
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.device import CPU, Device, load_cuda_libraries
 from bisect_trt.runners.node_by_node import LayerValues, NodeByNode
-from bisect_trt.runners.switched_session import KeptActivations, SwitchedSession
+from bisect_trt.runners.ort_session import failure_of_session, session_as_written
+from bisect_trt.runners.values import caller, owned, value_of, viewed
+
+_WHERE = "the emulated model"
 
 
 def versions_on(device: Device) -> dict[str, str]:
-    """What the emulator's answers depend on, where ``device`` computes them."""
+    """Returns what the emulator's answers depend on if ``device`` computes them."""
     found = {"onnxruntime": ort.__version__, "onnx": onnx.__version__}
     return found if device == CPU else {**found, "emulated on": device.name}
+
+
+class SwitchedSession:
+    """Executes a model with any of its layers reduced to ``low``, and the others in ``pin``."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        constants: ConstantStore,
+        low: Precision,
+        pin: Precision,
+        *,
+        threads: int = 0,
+        device: Device = CPU,
+    ) -> None:
+        # Weights are fed like inputs: rounded once outside, they cost an evaluation nothing.
+        self._constants, self._device = constants, device
+        self._headroom = Headroom(graph, threads)
+        switched = to_switched(graph, low, pin, selects=device != CPU)
+        self._takes, self._gives = switched.takes, graph.outputs
+        self._flags, self._weights = switched.flags, switched.weights
+        self._call = caller(session_as_written(switched.model, _WHERE, threads, device))
+        self._states = [
+            owned(np.array(state), device.memory, device.number) for state in (False, True)
+        ]
+
+    def at_once(self, sample: Sample) -> int:
+        """Returns how many inferences on samples like ``sample`` fit side by side."""
+        # One inference fills a GPU, whose memory is limited too.
+        return self._headroom.at_once(sample) if self._device == CPU else 1
+
+    def run(self, sample: Sample, reduced: Set[str]) -> Arrays:
+        """Returns one sample's outputs with the layers ``reduced``; thread-safe.
+
+        Raises:
+            RunnerFailedError: ONNX Runtime cannot run the model.
+        """
+        # The values borrow the memory of their owners, which must live until the call is done.
+        owners = {name: owned(sample.arrays[name]) for name in self._takes}
+        for name, flag in self._flags.items():
+            is_on = any(n in reduced for n in flag.on) and not any(n in reduced for n in flag.off)
+            owners[name] = self._states[is_on]
+        for name, weight in self._weights.items():
+            precision = weight.reduced if weight.layer in reduced else weight.pinned
+            owners[name] = self._constants.owner(weight.tensor, precision)
+        feed = {name: value_of(owner) for name, owner in owners.items()}
+        try:
+            results = self._call(feed, self._gives, None)
+        except Exception as error:
+            raise failure_of_session(_WHERE, error) from error
+        outputs = {name: viewed(results[i]) for i, name in enumerate(self._gives)}
+        # An input that is also an output is the caller's memory, which may be freed: copied.
+        return outputs | {n: outputs[n].copy() for n in self._takes if n in outputs}
 
 
 class EmulatedRunner:
@@ -50,43 +108,33 @@ class EmulatedRunner:
     ) -> None:
         self.versions: Mapping[str, str] = versions_on(device)
         self.graph = as_graph(model)
-        self._capable = with_roundings(self.graph, base)
-        self.constants = constants or ConstantStore(self._capable)
+        # At an opset that can express the roundings.
+        self.capable = with_roundings(self.graph, base)
+        self.constants = constants or ConstantStore(self.capable)
         self.device = device
         self._device_constants = self.constants
         if device != CPU:
             load_cuda_libraries()
-            self._device_constants = ConstantStore(self._capable, device)
+            self._device_constants = ConstantStore(self.capable, device)
         self._base = base
         self._threads = threads
         # By base and pin precision: the usual pair's session, and at most one other.
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
-        self._node_by_node = NodeByNode(self._capable, self.constants, threads)
-        self._kept = KeptActivations()
-        self._last_reduced: tuple[PrecisionPlan, frozenset[str]] | None = None
+        self._node_by_node = NodeByNode(self.capable, self.constants, threads)
         self._after_lookups: EmulatedRunner | None = None
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
         runs = ((*self._runner_of(sample)._session_for(plan), sample) for sample in samples)
         yield from side_by_side(_run, runs, lambda run: run[0].at_once(run[2]))
 
-    @property
-    def capable(self) -> Graph:
-        """The model that is executed: the given one, at an opset that can express the roundings."""
-        return self._capable
-
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
-
-    def outputs_by_node(self, plan: PrecisionPlan, sample: Sample) -> Arrays:
-        """Returns one sample's outputs, as :meth:`NodeByNode.outputs`."""
-        runner = self._runner_of(sample)
-        return runner._node_by_node.outputs(sample, runner._of_capable(plan))
 
     def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
         """As :meth:`NodeByNode.trace`."""
         runner = self._runner_of(sample)
-        return runner._node_by_node.trace(sample, runner._of_capable(plan))
+        capable = with_new_nodes_pinned(runner.graph, runner.capable, plan)
+        return runner._node_by_node.trace(sample, capable)
 
     def exact(
         self, sample: Sample, precision: Precision
@@ -96,28 +144,18 @@ class EmulatedRunner:
 
     def sensitivities(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
-    ) -> Iterator[tuple[str, Mapping[str, NDArray[Any]] | None]]:
+    ) -> Iterator[tuple[str, Arrays | None]]:
         """Yields the outputs with one layer reduced, for each of ``wanted``; None if that fails."""
         session, _ = self._runner_of(sample)._session_for(PrecisionPlan(precision))
-        return session.sensitivities(sample, wanted)
 
-    def release(self) -> None:
-        """Closes all sessions and forgets kept activations; the next plan opens its own."""
-        self._switched.clear()
-        self._kept.clear()
-        self._node_by_node.release()
-        if self._after_lookups is not None:
-            self._after_lookups.release()
+        def alone(layer: str) -> Arrays | None:
+            try:
+                return session.run(sample, {layer})
+            except RunnerFailedError:
+                return None
 
-    def forget(self) -> None:
-        """Forgets kept activations: the next run of any plan starts at the inputs."""
-        self._kept.clear()
-
-    @property
-    def layers_on_cpu(self) -> list[str]:
-        """The layers that ran on the CPU instead of the device, in all runs so far."""
-        ran = {name for session in self._switched.values() for name in session.on_cpu}
-        return [layer.name for layer in self.graph.layers if layer.name in ran]
+        outputs = side_by_side(alone, wanted, lambda _: session.at_once(sample))
+        yield from zip(wanted, outputs, strict=True)
 
     def _runner_of(self, sample: Sample) -> EmulatedRunner:
         """This runner, or one of the model behind its lookups where ``sample`` replaces these."""
@@ -135,12 +173,10 @@ class EmulatedRunner:
             self._after_lookups._device_constants = self._device_constants
         return self._after_lookups
 
-    def _of_capable(self, plan: PrecisionPlan) -> PrecisionPlan:
-        return with_new_nodes_pinned(self.graph, self._capable, plan)
-
     def _session_for(self, plan: PrecisionPlan) -> tuple[SwitchedSession, frozenset[str]]:
         """The session that can run ``plan``, and the layers that it reduces there."""
-        reduced = self._reduced_by(plan)
+        layers = self.graph.layers_at(plan.base)
+        reduced = frozenset(layer.name for layer in layers) - plan.pinned
         low = plan.base
         if not reduced and plan.pin_precision is Precision.FP32:
             low = self._base  # any session computes plain FP32: no other one need be opened
@@ -153,22 +189,13 @@ class EmulatedRunner:
                     del self._switched[other]
                 give_back()
             self._switched[key] = SwitchedSession(
-                self._capable,
+                self.capable,
                 self._device_constants,
                 *key,
                 threads=self._threads,
                 device=self.device,
-                kept=self._kept,
             )
         return self._switched[key], reduced
-
-    def _reduced_by(self, plan: PrecisionPlan) -> frozenset[str]:
-        """The layers that ``plan`` reduces, computed once for all samples."""
-        last = self._last_reduced
-        if last is None or last[0] != plan:
-            names = {layer.name for layer in self.graph.layers_at(plan.base)}
-            last = self._last_reduced = (plan, frozenset(names - plan.pinned))
-        return last[1]
 
 
 def _run(run: tuple[SwitchedSession, frozenset[str], Sample]) -> Arrays:

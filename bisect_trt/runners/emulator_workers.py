@@ -8,23 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.base.errors import BadInputError, MachineError, RunnerFailedError, one_line
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
-from bisect_trt.model.save import PROTOBUF_LIMIT, held_size, weights_size, write_model
+from bisect_trt.model.save import PROTOBUF_LIMIT_BYTES, held_size, weights_size, write_model
 from bisect_trt.runners.device import CPU, Device
 from bisect_trt.runners.device_check import DeviceChecker
 from bisect_trt.runners.emulator import EmulatedRunner, versions_on
 from bisect_trt.runners.process import WorkerPool
 
 SERVER = "bisect_trt.runners.emulator_workers:EmulationServer"
-LAYERS_PER_CALL = 12
-"""Layers whose sensitivities a worker computes in one call."""
-
-NamedArrays = dict[str, NDArray[Any]]
 
 
 class EmulatorPool:
@@ -43,7 +38,7 @@ class EmulatorPool:
         return len(self._worker_pool)
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
-        yield from self._call(len(samples), "outputs", plan.to_json(), list(samples))
+        yield from self._call(len(samples), "outputs", plan, list(samples))
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
@@ -52,17 +47,14 @@ class EmulatorPool:
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Arrays | None]]:
         """As :meth:`EmulatedRunner.sensitivities`, on all workers at once."""
-        # A call runs the model once up to its first layer, so each call has neighbouring layers.
-        parts = [wanted[i : i + LAYERS_PER_CALL] for i in range(0, len(wanted), LAYERS_PER_CALL)]
+        # Several layers a call, because each call sends the sample.
+        parts = [wanted[i : i + 12] for i in range(0, len(wanted), 12)]
 
-        def ask(part: Sequence[str]) -> list[tuple[str, Arrays | None]]:
-            answer: list[tuple[str, Arrays | None]] = self._call(
-                len(part), "sensitivities", sample, precision.value, part
-            )
-            return answer
+        def answer_to(part: Sequence[str]) -> Any:
+            return self._call(len(part), "sensitivities", sample, precision, part)
 
         with ThreadPoolExecutor(len(self)) as threads:
-            for answer in threads.map(ask, parts):
+            for answer in threads.map(answer_to, parts):
                 yield from answer
 
     def _call(self, inferences: int, method: str, *arguments: Any) -> Any:
@@ -98,7 +90,7 @@ def server_arguments(
     Raises:
         BadInputError: the model does not fit into one message.
     """
-    if (weights_size(model) if elsewhere else held_size(model)) >= PROTOBUF_LIMIT:
+    if (weights_size(model) if elsewhere else held_size(model)) >= PROTOBUF_LIMIT_BYTES:
         how = "to other machines; leave --ray out" if elsewhere else "from memory; give its file"
         raise BadInputError(f"--workers: a model above 2 GB cannot be sent {how}")
     stream = io.BytesIO()
@@ -106,7 +98,7 @@ def server_arguments(
         write_model(model, stream)
     return {
         "model": stream.getvalue() or model.SerializeToString(),
-        "base": base.value,
+        "base": base,
         "threads": threads,
         "device": device,
     }
@@ -115,26 +107,18 @@ def server_arguments(
 class EmulationServer:
     """The worker's side: an emulator of one model."""
 
-    def __init__(
-        self,
-        model: bytes,
-        base: str,
-        threads: int,
-        device: Device = CPU,
-    ) -> None:
+    def __init__(self, model: bytes, base: Precision, threads: int, device: Device) -> None:
         if device != CPU:  # the worker may be on another machine: its own device is checked
             DeviceChecker(device).check()
         proto = onnx.load_from_string(model)
-        self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
+        self._runner = EmulatedRunner(proto, base, threads=threads, device=device)
 
-    def outputs(self, plan: str, samples: Sequence[Sample]) -> list[NamedArrays]:
-        """Returns the outputs of each of ``samples`` under ``plan`` (its JSON)."""
-        answers = self._runner.outputs(PrecisionPlan.from_json(plan), samples)
-        return [dict(outputs) for outputs in answers]
+    def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> list[Arrays]:
+        """As :meth:`EmulatedRunner.outputs`, all in one answer."""
+        return list(self._runner.outputs(plan, samples))
 
     def sensitivities(
-        self, sample: Sample, precision: str, layers: Sequence[str]
-    ) -> list[tuple[str, NamedArrays | None]]:
+        self, sample: Sample, precision: Precision, layers: Sequence[str]
+    ) -> list[tuple[str, Arrays | None]]:
         """As :meth:`EmulatedRunner.sensitivities`, all in one answer."""
-        answers = self._runner.sensitivities(sample, Precision(precision), layers)
-        return [(name, None if outputs is None else dict(outputs)) for name, outputs in answers]
+        return list(self._runner.sensitivities(sample, precision, layers))

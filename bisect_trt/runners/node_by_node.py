@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,36 +15,32 @@ from onnx import TensorProto, helper
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.metrics.arrays import Arrays, all_finite, largest_finite
+from bisect_trt.metrics.arrays import all_finite, largest_finite
 from bisect_trt.metrics.rounding import LARGEST
-from bisect_trt.model.emulated import EmulationRewriter, rounding_model
+from bisect_trt.model.emulated import EmulationRewriter
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Kind
 from bisect_trt.model.precision_rules import CONTROL_FLOW
-from bisect_trt.model.roundings import is_rounded, list_roundings
-from bisect_trt.model.tensor_types import captured_names
+from bisect_trt.model.roundings import list_roundings
+from bisect_trt.model.walk import captured_names
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.ort_session import failure_of_session, node_session
 from bisect_trt.runners.values import Value, caller, owned, value_of, viewed
 
 
-@dataclass(frozen=True)
 class NodeSession:
     """A session of one node; feeds and results are in the order of ``inputs`` and ``outputs``."""
 
-    session: ort.InferenceSession
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    def __init__(
+        self, session: ort.InferenceSession, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> None:
+        self._call = caller(session)
+        self._inputs, self._outputs = inputs, outputs
 
     def run(self, values: Sequence[Value]) -> list[Value]:
         """Returns the results for ``values``, one for each input."""
-        feed = dict(zip(self.inputs, values, strict=True))
-        results = self._call(feed, self.outputs, None)
-        return [results[i] for i in range(len(self.outputs))]  # see ``caller``
-
-    @cached_property
-    def _call(self) -> Callable[..., Any]:
-        return caller(self.session)
+        results = self._call(dict(zip(self._inputs, values, strict=True)), self._outputs, None)
+        return [results[i] for i in range(len(self._outputs))]  # see ``caller``
 
 
 def type_proto(text: str) -> onnx.TypeProto:
@@ -58,161 +54,65 @@ def type_proto(text: str) -> onnx.TypeProto:
     return helper.make_optional_type_proto(type_proto(inner))
 
 
-class NodeSessions:
-    """Opens and keeps the sessions of one model's nodes; equal nodes share one."""
-
-    def __init__(self, model: onnx.ModelProto, threads: int = 0) -> None:
-        self._model = model
-        self._threads = threads
-        self._sessions: dict[object, NodeSession] = {}
-
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def node(
-        self, index: int, precision: Precision, types: Sequence[str], rounded: Collection[int]
-    ) -> NodeSession:
-        """Returns node ``index``'s session; its inputs at ``rounded`` are rounded already."""
-        node = self._model.graph.node[index]
-        captures = captured_names(node)
-        # A body that captures outer tensors names them: its session serves this node only.
-        attributes: object = index
-        if not captures:
-            attributes = b"".join(sorted(a.SerializeToString() for a in node.attribute))
-        present = tuple(bool(i) for i in node.input), tuple(bool(o) for o in node.output)
-        key = (node.domain, node.op_type, attributes, present, tuple(types), precision)
-        if key not in self._sessions:
-            self._sessions[key] = self._make(node, captures, precision, types, rounded)
-        return self._sessions[key]
-
-    def rounding(self, precision: Precision) -> NodeSession:
-        """Returns the session that rounds any float tensor to ``precision``."""
-        if precision not in self._sessions:
-            model = rounding_model(precision)
-            self._sessions[precision] = NodeSession(
-                node_session(model, self._threads), ("x",), ("y",)
-            )
-        return self._sessions[precision]
-
-    def _make(
-        self,
-        node: onnx.NodeProto,
-        captures: tuple[str, ...],
-        precision: Precision,
-        types: Sequence[str],
-        rounded: Collection[int],
-    ) -> NodeSession:
-        # Tensors are renamed by their slots, so that equal nodes share the session.
-        new = onnx.NodeProto()
-        new.CopyFrom(node)
-        new.name = "node"
-        operands = []
-        for slot, name in enumerate(node.input):
-            if name:
-                new.input[slot] = f"__node_in_{slot}"
-                operands.append(new.input[slot])
-        for slot, name in enumerate(node.output):
-            if name:
-                new.output[slot] = f"__node_out_{slot}"
-        names = (*operands, *captures)
-        inputs = [
-            helper.make_value_info(n, type_proto(t)) for n, t in zip(names, types, strict=True)
-        ]
-        outputs = [onnx.ValueInfoProto(name=o) for o in new.output if o]
-        graph = helper.make_graph([new], "node", inputs, outputs)
-        model = onnx.ModelProto(ir_version=max(self._model.ir_version, 4), graph=graph)
-        model.opset_import.extend(self._model.opset_import)
-        model.functions.extend(self._model.functions)
-        already_rounded = frozenset(names[i] for i in rounded)
-        plan = PrecisionPlan(precision)
-        rewriter = EmulationRewriter(Graph(model), plan, rounded_inputs=already_rounded)
-        emulated = rewriter.rewrite()
-        session = node_session(emulated, self._threads)
-        return NodeSession(session, names, tuple(o.name for o in outputs))
-
-
-Positions = Mapping[Precision, tuple[int, ...]]
+Positions = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node to execute, with its roundings at each precision.
+    """One node to execute; ``frees`` holds the tensors that no later node reads.
 
-    ``reduced_at`` holds the precisions at which the node is a layer. ``reduced_in`` holds positions
-    among ``inputs``, ``reduced_out`` among ``outputs``. ``frees`` holds the tensors that no later
-    node reads.
+    ``reduced`` holds the precisions at which the node is a layer, each with the positions among
+    ``inputs`` and among ``outputs`` that are rounded.
     """
 
     index: int
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    reduced_at: tuple[Precision, ...]
-    reduced_in: Positions
-    reduced_out: Positions
+    reduced: Mapping[Precision, tuple[Positions, Positions]]
     frees: tuple[str, ...]
-
-    def reduces(self, precision: Precision) -> bool:
-        """True if the node is a layer that can run at ``precision``."""
-        return precision in self.reduced_at
 
 
 @dataclass
 class Execution:
     """One execution of the model under one plan, as far as it has come.
 
-    ``values`` are the live tensors, ``versions`` rounded copies of them, ``state`` the precision
-    that a tensor is rounded to already. ``owners`` hold the memory of the inputs.
+    ``values`` are the live tensors, ``stored`` those with values of FP16 or BF16. ``owners`` hold
+    the memory of the inputs.
     """
 
     values: dict[str, Value]
-    versions: dict[tuple[str, Precision], Value] = field(default_factory=dict)
-    state: dict[str, Precision] = field(default_factory=dict)
-    owners: tuple[ort.OrtValue, ...] = ()
+    owners: tuple[ort.OrtValue, ...]
+    stored: set[str] = field(default_factory=set)
 
     def free(self, names: Sequence[str]) -> None:
-        """Drops tensors and their rounded copies."""
+        """Drops tensors."""
         for name in names:
             self.values.pop(name, None)
-        if self.versions:
-            for key in [k for k in self.versions if k[0] in names]:
-                del self.versions[key]
 
 
 def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
     """Lists the nodes of the main graph to execute, in order; constants are left out."""
-    last_use: dict[str, int] = {}
-    parts = []
-    for index, node in enumerate(graph.proto.graph.node):
+    roundings = {p: list_roundings(graph, p) for p in Precision}
+    steps: list[Step] = []
+    seen: set[str] = set()
+    for index in reversed(range(len(graph.names))):
+        node = graph.proto.graph.node[index]
         if node.output and node.output[0] in constants:  # the store has its value
             continue
-        slots = tuple(i for i, tensor in enumerate(node.input) if tensor)
+        slots = [i for i, tensor in enumerate(node.input) if tensor]
         inputs = (*(node.input[i] for i in slots), *captured_names(node))
         outputs = tuple(o for o in node.output if o)
-        for tensor in (*inputs, *outputs):
-            last_use[tensor] = index
-        parts.append((index, slots, inputs, outputs))
-    all_roundings = {p: list_roundings(graph, p) for p in Precision}
-    steps = []
-    for index, slots, inputs, outputs in parts:
-        unread = {t for t in {*inputs, *outputs} if last_use[t] == index}
-        roundings = {p: by_node[index] for p, by_node in all_roundings.items()}
-        steps.append(
-            Step(
-                index,
-                graph.names[index],
-                inputs,
-                outputs,
-                tuple(p for p in Precision if graph.role(index, p).kind is Kind.LAYER),
-                {p: tuple(map(slots.index, r.operands)) for p, r in roundings.items()},
-                {
-                    p: tuple(outputs.index(x.tensor) for x in r.results.values())
-                    for p, r in roundings.items()
-                },
-                tuple(unread.difference(graph.outputs)),
-            )
-        )
-    return steps
+        reduced = {}
+        for precision, of_nodes in roundings.items():
+            if graph.role(index, precision).kind is Kind.LAYER:
+                rounded = [outputs.index(r.tensor) for r in of_nodes[index].results.values()]
+                operands = tuple(map(slots.index, of_nodes[index].operands))
+                reduced[precision] = (operands, tuple(rounded))
+        frees = tuple({*inputs, *outputs} - seen)
+        seen.update(frees)
+        steps.append(Step(index, graph.names[index], inputs, outputs, reduced, frees))
+    return steps[::-1]
 
 
 @dataclass(frozen=True)
@@ -239,32 +139,14 @@ class NodeByNode:
         self._graph = graph
         self._constants = constants
         self._threads = threads
-        self._sessions = NodeSessions(graph.proto, threads)
-        self._ready: dict[tuple[int, Precision], NodeSession] = {}
-        self._compiled: Sequence[Step] | None = None
+        # Equal nodes share a session: deep models repeat a block many times.
+        self._sessions: dict[tuple[bytes, Precision, Positions], NodeSession] = {}
+        # The session of each node, without the cost of comparing its bytes.
+        self._ready: dict[tuple[int, Precision, Positions], NodeSession] = {}
 
-    def release(self) -> None:
-        """Closes the sessions and forgets the steps."""
-        self._ready.clear()
-        self._sessions = NodeSessions(self._graph.proto, self._threads)
-        self._compiled = None
-
-    @property
+    @cached_property
     def _steps(self) -> Sequence[Step]:
-        # :meth:`release` may run in another thread: what it clears is read once.
-        steps = self._compiled
-        if steps is None:
-            steps = self._compiled = compile_steps(self._graph, self._constants)
-        return steps
-
-    def outputs(self, sample: Sample, plan: PrecisionPlan) -> Arrays:
-        """Returns the model's outputs on ``sample`` under ``plan``."""
-        execution = self._start(sample)
-        for step in self._steps:
-            precision = plan.precision_of(step.name)
-            self._keep(step, precision, self._execute(step, precision, execution), execution)
-            execution.free(step.frees)
-        return {name: self._fetch(name, execution) for name in self._graph.outputs}
+        return compile_steps(self._graph, self._constants)
 
     def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
         """Yields the float outputs of each layer that can run at the plan's base, in order."""
@@ -282,7 +164,7 @@ class NodeByNode:
         execution = self._start(sample)
         for step in self._steps:
             results = self._execute(step, Precision.FP32, execution)
-            if step.reduces(precision):
+            if precision in step.reduced:
                 for tensor, value in zip(step.outputs, results, strict=True):
                     if value.data_type() == "tensor(float)":
                         yield step.name, tensor, viewed(value)
@@ -298,11 +180,10 @@ class NodeByNode:
         accumulated = self._execute(step, precision, low)
         self._keep(step, precision, accumulated, low)
         low.free(step.frees)
-        if step.reduces(plan.base):
-            introduced = reference
-            if step.reduces(precision):
+        if plan.base in step.reduced:
+            introduced = reference  # of a pinned layer: nothing is rounded
+            if precision in step.reduced:
                 introduced = self._execute(step, precision, exact)
-            exact.versions.clear()  # no later step reads the exact values rounded
             rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
             for tensor, *values in rows:
                 if values[0].data_type() != "tensor(float)":
@@ -314,32 +195,60 @@ class NodeByNode:
 
     @staticmethod
     def _start(sample: Sample) -> Execution:
-        """An execution of which no step has run yet."""
+        """Starts an execution at the inputs."""
         owners = {name: owned(array) for name, array in sample.arrays.items()}
-        return Execution({n: value_of(o) for n, o in owners.items()}, owners=tuple(owners.values()))
+        return Execution({n: value_of(o) for n, o in owners.items()}, tuple(owners.values()))
 
     def _execute(self, step: Step, precision: Precision, execution: Execution) -> list[Value]:
-        if not step.reduces(precision):
+        if precision not in step.reduced:
             precision = Precision.FP32
-        rounded = step.reduced_in[precision]
         owners: list[ort.OrtValue] = []  # must live until the call is done
-        values = [
-            self._rounded(name, precision, execution, owners)
-            if position in rounded
-            else self._value(name, execution, owners)
-            for position, name in enumerate(step.inputs)
-        ]
-        node = self._graph.proto.graph.node[step.index]
+        values = [self._value(name, execution, owners) for name in step.inputs]
+        # Rounding again changes nothing, but for an infinity of FP16, which TF32 makes NaN.
+        rounded: Positions = ()
+        if precision is Precision.TF32:
+            operands, _ = step.reduced[precision]
+            rounded = tuple(i for i in operands if step.inputs[i] in execution.stored)
         try:
-            session = self._ready.get((step.index, precision))
-            if session is None:
+            key = (step.index, precision, rounded)
+            if key not in self._ready:
                 types = [v.data_type() for v in values]
-                session = self._sessions.node(step.index, precision, types, rounded)
-                self._ready[(step.index, precision)] = session
-            return session.run(values)
+                self._ready[key] = self._session_of(step.index, precision, types, rounded)
+            return self._ready[key].run(values)
         except Exception as error:
+            node = self._graph.proto.graph.node[step.index]
             where = f"layer {step.name!r} ({node.op_type})"
             raise failure_of_session(where, error) from error
+
+    def _session_of(
+        self, index: int, precision: Precision, types: Sequence[str], rounded: Positions
+    ) -> NodeSession:
+        """Returns node ``index``'s session; it rounds its inputs, but for those at ``rounded``."""
+        source = self._graph.proto
+        captures = captured_names(source.graph.node[index])
+        # Tensors are renamed by their slots, which makes equal nodes equal bytes.
+        node = onnx.NodeProto()
+        node.CopyFrom(source.graph.node[index])
+        node.name = "node"
+        for kind, names in (("in", node.input), ("out", node.output)):
+            names[:] = [name and f"__node_{kind}_{slot}" for slot, name in enumerate(names)]
+        takes, gives = (*filter(None, node.input), *captures), tuple(filter(None, node.output))
+        inputs = [
+            helper.make_value_info(n, type_proto(t)) for n, t in zip(takes, types, strict=True)
+        ]
+        outputs = [onnx.ValueInfoProto(name=name) for name in gives]
+        graph = helper.make_graph([node], "node", inputs, outputs)
+        key = (graph.SerializeToString(deterministic=True), precision, rounded)
+        if key not in self._sessions:
+            model = onnx.ModelProto(ir_version=max(source.ir_version, 4), graph=graph)
+            model.opset_import.extend(source.opset_import)
+            model.functions.extend(source.functions)
+            already_rounded = frozenset(takes[i] for i in rounded)
+            plan = PrecisionPlan(precision)
+            rewriter = EmulationRewriter(Graph(model), plan, rounded_inputs=already_rounded)
+            session = node_session(rewriter.rewrite(), self._threads)
+            self._sessions[key] = NodeSession(session, takes, gives)
+        return self._sessions[key]
 
     def _in_range(
         self, step: Step, precision: Precision, exact: Execution, output: NDArray[Any]
@@ -350,7 +259,7 @@ class NodeByNode:
         if largest is None or self._graph.proto.graph.node[step.index].op_type in CONTROL_FLOW:
             return False
         owners: list[ort.OrtValue] = []
-        inputs = (step.inputs[i] for i in step.reduced_in[precision])
+        inputs = (step.inputs[i] for i in step.reduced[precision][0])
         read = [viewed(self._value(name, exact, owners)) for name in inputs]
         return all(largest_finite(a) <= largest for a in (output, *read))
 
@@ -359,9 +268,9 @@ class NodeByNode:
         step: Step, precision: Precision, results: Sequence[Value], execution: Execution
     ) -> None:
         execution.values.update(zip(step.outputs, results, strict=True))
-        if step.reduces(precision):
-            for name in (step.outputs[i] for i in step.reduced_out[precision]):
-                execution.state[name] = precision
+        if precision in step.reduced and precision.is_storage:
+            _, results_rounded = step.reduced[precision]
+            execution.stored.update(step.outputs[i] for i in results_rounded)
 
     def _value(self, name: str, execution: Execution, owners: list[ort.OrtValue]) -> Value:
         """A live tensor, or a constant; appends the constant's owner to ``owners``."""
@@ -369,24 +278,3 @@ class NodeByNode:
             return execution.values[name]
         owners.append(self._constants.owner(name))
         return value_of(owners[-1])
-
-    def _rounded(
-        self, name: str, precision: Precision, execution: Execution, owners: list[ort.OrtValue]
-    ) -> Value:
-        if name in self._constants:
-            owners.append(self._constants.owner(name, precision))
-            return value_of(owners[-1])
-        # Rounding again would change nothing.
-        if is_rounded(execution.state.get(name, Precision.FP32), precision):
-            return execution.values[name]
-        key = (name, precision)
-        if key not in execution.versions:
-            session = self._sessions.rounding(precision)
-            execution.versions[key] = session.run([execution.values[name]])[0]
-        return execution.versions[key]
-
-    def _fetch(self, name: str, execution: Execution) -> NDArray[Any]:
-        """A live tensor, or a copy of a constant."""
-        owners: list[ort.OrtValue] = []
-        array = viewed(self._value(name, execution, owners))
-        return array.copy() if owners else array  # a constant's memory is the store's

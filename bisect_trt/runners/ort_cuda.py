@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,12 +36,7 @@ from bisect_trt.runners.device import (
     visible_gpus,
     why_no_provider,
 )
-from bisect_trt.runners.ort_session import (
-    WEIGHTS_FOLDER,
-    check_provider,
-    cpu_nodes,
-    session_options,
-)
+from bisect_trt.runners.ort_session import WEIGHTS_FOLDER, check_provider, session_options
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 
 WORKER = "bisect_trt.runners.ort_cuda:OrtCudaWorker"
@@ -142,6 +138,22 @@ class OrtCudaWorker:
                 raise _failure(error, Verdict.CRASHED) from error
             fallen_back = cpu_nodes(session)
         return outputs, fallen_back
+
+
+def cpu_nodes(session: ort.InferenceSession) -> list[str]:
+    """Ends the session's profiling and returns the nodes that ran on the CPU provider, in order."""
+    path = Path(session.end_profiling())
+    try:
+        events = json.loads(path.read_text(encoding="utf-8"))
+    finally:
+        path.unlink(missing_ok=True)
+    nodes = {
+        str(event["name"]).removesuffix("_kernel_time"): None
+        for event in events
+        if str(event.get("name", "")).endswith("_kernel_time")
+        and event.get("args", {}).get("provider") == CPU_PROVIDER
+    }
+    return list(nodes)
 
 
 def _failure(error: Exception, verdict: Verdict) -> RunnerFailedError:

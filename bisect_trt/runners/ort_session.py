@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,28 +26,8 @@ from bisect_trt.base.limits import thread_count
 from bisect_trt.base.plan import Precision
 from bisect_trt.model.save import session_form
 from bisect_trt.model.tensor_values import array_of, place_of
-from bisect_trt.runners.device import CPU, CPU_PROVIDER, Device, load_cuda_libraries
+from bisect_trt.runners.device import CPU, Device, load_cuda_libraries
 from bisect_trt.runners.values import attach, owned
-
-_KERNEL_SUFFIX = "_kernel_time"
-"""Ends the names of a profile's events in which a node is executed."""
-
-
-def cpu_nodes(session: ort.InferenceSession) -> list[str]:
-    """Ends the session's profiling and returns the nodes that ran on the CPU provider, in order."""
-    path = Path(session.end_profiling())
-    try:
-        events = json.loads(path.read_text(encoding="utf-8"))
-    finally:
-        path.unlink(missing_ok=True)
-    nodes = {
-        str(event["name"]).removesuffix(_KERNEL_SUFFIX): None
-        for event in events
-        if str(event.get("name", "")).endswith(_KERNEL_SUFFIX)
-        and event.get("args", {}).get("provider") == CPU_PROVIDER
-    }
-    return list(nodes)
-
 
 RoundedConstants = Callable[[str, Precision], ort.OrtValue]
 """Gives a constant by name, rounded."""
@@ -126,7 +104,7 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     # The default ignores CPU quotas, and pins threads to cores that other processes use.
-    options.intra_op_num_threads = threads or thread_count()
+    options.intra_op_num_threads = thread_count(threads)
     options.inter_op_num_threads = 1  # nodes run one after the other
     # Spinning threads would take the time of other busy processes.
     for pool in ("intra_op", "inter_op"):
@@ -145,6 +123,7 @@ def reference_session(
     shares_weights: bool = False,
     constants: RoundedConstants | None = None,
     without: Sequence[str] = (),
+    threads: int = 0,
 ) -> ort.InferenceSession:
     """Opens a session over a whole model, with ONNX Runtime's default optimisations.
 
@@ -152,7 +131,7 @@ def reference_session(
         BadInputError: ONNX Runtime cannot load the model.
         MachineError: there is not enough memory.
     """
-    options = session_options()
+    options = session_options(threads)
     # Fusions of quantised operators change the outputs by far more than FP32 rounding.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     if shares_weights:  # prepacking copies weights too
@@ -173,7 +152,7 @@ def reference_session(
 def node_session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSession:
     """Opens a session over one node and its roundings, exactly as written."""
     # Each session owns its threads, there may be thousands, and one node feeds 8 at most.
-    options = session_options(threads or min(thread_count(), 8))
+    options = session_options(min(thread_count(threads), 8))
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return opened(model, options)
 
@@ -183,7 +162,6 @@ def session_as_written(
     where: str,
     threads: int = 0,
     device: Device = CPU,
-    profile: str | None = None,
 ) -> ort.InferenceSession:
     """Opens a session without optimisations: marking a tensor as an output changes no number.
 
@@ -194,8 +172,6 @@ def session_as_written(
     """
     options = session_options(threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if profile is not None:
-        options.enable_profiling, options.profile_file_prefix = True, profile
     try:
         return opened(model, options, device=device)
     except BisectError:

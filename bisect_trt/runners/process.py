@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import LifoQueue
-from threading import Event, Thread
 from typing import IO, Any, Protocol
 
 from bisect_trt.base.errors import (
@@ -94,6 +94,29 @@ def must_end(failure: Failure) -> bool:
     return isinstance(failure, RunnerUnavailableError) or failure.lost
 
 
+def lost(reason: str, verdict: Verdict, log: Sequence[str] = ()) -> RunnerFailedError:
+    """Makes the failure of a worker that gave no answer."""
+    return RunnerFailedError(reason, verdict, log, lost=True)
+
+
+def arrives(poll: Callable[[float], bool], timeout_s: float | None) -> bool:
+    """Waits until ``poll(seconds)`` finds an answer; False at the time-out.
+
+    Raises:
+        KeyboardInterrupt: the command stops.
+    """
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        # In short waits: Ctrl-C interrupts the main thread only, and others must end too.
+        left_s = max(0.0, deadline - time.monotonic())
+        if poll(min(left_s, POLL_INTERVAL_S)):
+            return True
+        if STOPPING.is_set():
+            raise KeyboardInterrupt
+        if not left_s:
+            return False
+
+
 def serve(descriptor: int) -> None:
     """Answers the calls from a connection until the other end closes."""
     connection = Connection(descriptor)
@@ -144,35 +167,6 @@ class _Child:
         self.log.close()
 
 
-@contextmanager
-def _watched(process: subprocess.Popen[bytes], timeout_s: float | None) -> Iterator[Event]:
-    """Kills ``process`` if the block exceeds the limit or the command stops.
-
-    Yields an event that is set when the limit was exceeded.
-    """
-    ended, timed_out = Event(), Event()
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-
-    def watch() -> None:
-        wait_s = 0.0
-        while not ended.wait(wait_s):
-            left_s = POLL_INTERVAL_S if deadline is None else deadline - time.monotonic()
-            if left_s <= 0.0:
-                timed_out.set()
-            if timed_out.is_set() or STOPPING.is_set():
-                process.kill()
-                return
-            wait_s = min(left_s, POLL_INTERVAL_S)
-
-    watcher = Thread(target=watch, name="bisect-trt-watch", daemon=True)
-    watcher.start()
-    try:
-        yield timed_out
-    finally:
-        ended.set()
-        watcher.join()
-
-
 class IsolatedWorker:
     """Calls methods of ``target`` (``module:Class``) in a child process; a lost one is replaced."""
 
@@ -190,7 +184,7 @@ class IsolatedWorker:
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """As :meth:`Remote.call`."""
         try:
-            succeeded, value = self._ask((method, arguments), timeout_s)
+            succeeded, value = self._exchanged((method, arguments), timeout_s)
         except BaseException:  # after Ctrl-C a late answer would be taken for the next call's
             self.close()
             raise
@@ -217,29 +211,24 @@ class IsolatedWorker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, request: tuple[str, Sequence[Any]], timeout_s: float | None) -> Answer:
+    def _exchanged(self, request: tuple[str, Sequence[Any]], timeout_s: float | None) -> Answer:
         child = self._child
         messages: list[tuple[str, Any]] = [request]
         if child is None or child.process.poll() is not None:
             self.close()
             child = self._child = _start(self._environment)
             messages.insert(0, (self._target, self._arguments))
-        timed_out = Event()
         try:
-            with _watched(child.process, timeout_s) as timed_out:
-                for message in messages:
-                    child.connection.send(message)
-                answer: Answer = child.connection.recv()
-            if timed_out.is_set():  # killed just after it answered
-                raise EOFError
-        except (EOFError, OSError):
-            if STOPPING.is_set():  # the watcher killed it: no crash of the engine
-                raise KeyboardInterrupt from None
-            reason, verdict = child.how_it_ended(), Verdict.CRASHED
-            if timed_out.is_set():
+            for message in messages:
+                child.connection.send(message)
+            if not arrives(child.connection.poll, timeout_s):
                 reason = f"no answer in {timeout_s:g} s: the process was killed"
-                verdict = Verdict.TIMED_OUT
-            return False, RunnerFailedError(reason, verdict, child.last_lines(), lost=True)
+                return False, lost(reason, Verdict.TIMED_OUT, child.last_lines())
+            answer: Answer = child.connection.recv()
+        except (EOFError, OSError):
+            if STOPPING.is_set():  # the run ended it: no crash of the engine
+                raise KeyboardInterrupt from None
+            return False, lost(child.how_it_ended(), Verdict.CRASHED, child.last_lines())
         return answer
 
 

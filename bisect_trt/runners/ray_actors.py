@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import os
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bisect_trt.base.errors import (
-    BadInputError,
-    RunnerFailedError,
-    RunnerUnavailableError,
-    one_line,
-)
-from bisect_trt.base.interrupt import STOPPING
-from bisect_trt.base.limits import thread_count
+from bisect_trt.base.errors import BadInputError, RunnerUnavailableError, one_line
+from bisect_trt.base.limits import usable_cores
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.runners.process import POLL_INTERVAL_S, Served, must_end
+from bisect_trt.runners.process import Served, arrives, lost, must_end
 
 LOCAL = "local"
 
@@ -36,23 +28,19 @@ class RayActor:
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """As :meth:`Remote.call`; CRASHED if Ray gave the actor up."""
         pending = self._handle.call.remote(method, *arguments)
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+
+        def poll(seconds: float) -> bool:
+            return bool(self._ray.wait([pending], timeout=seconds)[0])
+
         try:
-            while not self._ray.wait([pending], timeout=POLL_INTERVAL_S)[0]:
-                if STOPPING.is_set():
-                    raise KeyboardInterrupt
-                if time.monotonic() > deadline:
-                    self._replace()
-                    raise RunnerFailedError(
-                        f"no answer in {timeout_s:g} s: the Ray actor was killed",
-                        Verdict.TIMED_OUT,
-                        lost=True,
-                    )
+            if not arrives(poll, timeout_s):
+                self._replace()
+                reason = f"no answer in {timeout_s:g} s: the Ray actor was killed"
+                raise lost(reason, Verdict.TIMED_OUT)
             succeeded, value = self._ray.get(pending)
         except self._ray.exceptions.RayError as error:
-            raise RunnerFailedError(
-                f"the Ray actor was lost ({one_line(error, 120)})", Verdict.CRASHED, lost=True
-            ) from error
+            reason = f"the Ray actor was lost ({one_line(error, 120)})"
+            raise lost(reason, Verdict.CRASHED) from error
         if succeeded:
             return value
         if must_end(value):
@@ -115,7 +103,7 @@ def _connect(ray: Any, address: str, cpus: int) -> None:
     where: dict[str, Any] = {"address": address}
     if address == LOCAL:
         # All cores: a run may have emulators beside its engines.
-        where = {"num_cpus": max(cpus, thread_count()), "include_dashboard": False}
+        where = {"num_cpus": max(cpus, usable_cores()), "include_dashboard": False}
     elif address != "auto":
         _check_reachable(address)
     try:

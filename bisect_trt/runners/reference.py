@@ -16,11 +16,12 @@ from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.decisions import gaps
 from bisect_trt.metrics.requirements import ReferenceOutputs
-from bisect_trt.model.graph import Graph, lookup_model
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_outputs, with_unique_names
+from bisect_trt.model.lookups import lookup_model
 from bisect_trt.model.outputs import list_decisions
 from bisect_trt.model.subgraph import Extractor
-from bisect_trt.runners.concurrency import Headroom, Turns
+from bisect_trt.runners.concurrency import Headroom, is_large
 from bisect_trt.runners.ort_session import reference_session, run_all, session_as_written
 
 
@@ -33,16 +34,16 @@ class Reference:
         BadInputError: ONNX Runtime cannot load the model.
     """
 
-    def __init__(self, graph: Graph, where: str = "model") -> None:
+    def __init__(self, graph: Graph, where: str = "model", threads: int = 0) -> None:
         self._graph = graph
         self._where = where
+        self._threads = threads
         self._decisions = list_decisions(graph.proto)
-        self.turns = Turns(graph)
-        self.is_large = self.turns.is_large
+        self.is_large = is_large(graph)
         # Opened at once: a model that cannot be loaded is refused before anything is written.
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
-        self._headroom = Headroom(graph)
+        self._headroom = Headroom(graph, threads)
 
     def at_once(self, sample: Sample) -> int:
         """Returns how many inferences on samples like ``sample`` fit side by side."""
@@ -81,7 +82,6 @@ class Reference:
 
     def _open(self, graph: Graph) -> ort.InferenceSession:
         proto = graph.proto
-        self.turns.take(self)
         names = [n.name for n in proto.graph.node if n.name]
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
         if len(set(names)) < len(names):
@@ -91,14 +91,15 @@ class Reference:
             self._where,
             quantised=graph.quantised,
             shares_weights=self.is_large,
+            threads=self._threads,
         )
 
 
 class Lookups:
     """Computes what ``graph`` looks up in tables; its session is opened at the first use."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, threads: int = 0) -> None:
+        self._graph, self._threads = graph, threads
         self._session: ort.InferenceSession | None = None
 
     def of(self, sample: Sample) -> dict[str, NDArray[Any]]:
@@ -111,19 +112,17 @@ class Lookups:
             return {}
         if self._session is None:
             model = lookup_model(self._graph.proto, self._graph.lookups)
-            self._session = reference_session(model)
+            self._session = reference_session(model, threads=self._threads)
         return run_all(self._session, sample.arrays, sample.name)
-
-
-_RECORDED_TENSORS = 32
-"""Tensors that one inference records, to bound memory."""
 
 
 class Recorded:
     """The FP32 values of a model's tensors on one sample, recorded into ``folder``."""
 
-    def __init__(self, extractor: Extractor, sample: Sample, folder: Path) -> None:
-        self._extractor = extractor
+    def __init__(
+        self, extractor: Extractor, sample: Sample, folder: Path, threads: int = 0
+    ) -> None:
+        self._extractor, self._threads = extractor, threads
         self._sample = sample
         self._folder = folder
         self._files: dict[str, Path] = {}
@@ -137,22 +136,24 @@ class Recorded:
         wanted = list(names)
         given = self._sample.arrays
         missing = [n for n in wanted if n not in given and n not in self._files]
-        for start in range(0, len(missing), _RECORDED_TENSORS):
-            self._record(missing[start : start + _RECORDED_TENSORS])
+        # A few at a time, to bound memory.
+        for start in range(0, len(missing), 32):
+            self._record(missing[start : start + 32])
         return {n: given[n] if n in given else np.load(self._files[n]) for n in wanted}
 
     def _record(self, names: Sequence[str]) -> None:
         # The model runs as written: a value does not depend on what else is recorded, and a
         # subgraph that gets recorded inputs gives the same values bit for bit.
         model = self._extractor.recorder(names)
-        for name, array in outputs_of(model, self._sample.arrays, self._sample.name).items():
+        found = outputs_of(model, self._sample.arrays, self._sample.name, self._threads)
+        for name, array in found.items():
             path = self._folder / f"{len(self._files)}.npy"
             np.save(path, array)
             self._files[name] = path
 
 
 def outputs_of(
-    model: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]], where: str
+    model: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]], where: str, threads: int = 0
 ) -> dict[str, NDArray[Any]]:
     """Returns the outputs of ``model``, executed as written, by name.
 
@@ -161,7 +162,7 @@ def outputs_of(
     """
     # Old models list initialisers among the inputs: these are not fed.
     feed = {v.name: arrays[v.name] for v in model.graph.input if v.name in arrays}
-    outputs = run_all(session_as_written(model, where), feed, where)
+    outputs = run_all(session_as_written(model, where, threads), feed, where)
     for name, array in outputs.items():
         if array.dtype.hasobject:
             raise RunnerFailedError(f"{where}: tensor {name!r} is no array of numbers")

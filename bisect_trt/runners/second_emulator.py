@@ -19,7 +19,7 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.emulated import to_emulated
 from bisect_trt.model.graph import Graph, as_graph
-from bisect_trt.runners.concurrency import Headroom, Turns, side_by_side
+from bisect_trt.runners.concurrency import Headroom, is_large, side_by_side
 from bisect_trt.runners.ort_session import RoundedConstants, reference_session, run_all
 
 # They take casts into the fused normalisation, which then reads BF16 or two types at once. The CPU
@@ -41,7 +41,7 @@ class WholeModelRunner:
         self,
         model: onnx.ModelProto | Graph,
         constants: RoundedConstants | None = None,
-        turns: Turns | None = None,
+        threads: int = 0,
     ) -> None:
         self.versions: Mapping[str, str] = {
             "onnxruntime": ort.__version__,
@@ -49,9 +49,10 @@ class WholeModelRunner:
         }
         self._graph = as_graph(model)
         self._constants = constants
-        self._turns = turns or Turns(self._graph)
+        self._threads = threads
+        self._is_large = is_large(self._graph)
         self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
-        self._headroom = Headroom(self._graph)
+        self._headroom = Headroom(self._graph, threads)
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
         try:
@@ -60,31 +61,30 @@ class WholeModelRunner:
                 runs = ((self._session_of(plan, graph), sample) for sample in group)
                 yield from side_by_side(_run, runs, lambda run: self._headroom.at_once(run[1]))
         finally:
-            if self._turns.is_large:
+            if self._is_large:
                 self.release()
 
     def release(self) -> None:
-        """Closes the session."""
-        if self._kept is not None:
-            self._kept = None
-            give_back()
+        """Closes the session, and frees the memory of mapped weights."""
+        self._kept = None
+        self._graph.constants.let_go()
+        give_back()
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
 
     def _session_of(self, plan: PrecisionPlan, graph: Graph) -> ort.InferenceSession:
-        kept = self._kept  # read once: another holder's turn may release it at any time
-        if kept is None or kept[:2] != (plan, graph):
+        if self._kept is None or self._kept[:2] != (plan, graph):
             self.release()  # first: two sessions would be in memory for a moment
-            self._turns.take(self)
             session = reference_session(
                 lambda: to_emulated(graph, plan),
                 quantised=graph.quantised,
                 constants=self._constants,
                 without=_CAST_FUSIONS,
+                threads=self._threads,
             )
-            kept = self._kept = (plan, graph, session)
-        return kept[2]
+            self._kept = (plan, graph, session)
+        return self._kept[2]
 
 
 def _run(run: tuple[ort.InferenceSession, Sample]) -> Arrays:

@@ -46,13 +46,6 @@ def value_of(owner: ort.OrtValue) -> Value:
     return owner._ortvalue
 
 
-def bytes_of(value: Value) -> int:
-    """The size of a tensor; 0 for sequences, optionals and strings, whose size is unknown."""
-    if not value.is_tensor() or value.data_type() == "tensor(string)":
-        return 0
-    return int(value.tensor_size_in_bytes())
-
-
 def attach(session: ort.InferenceSession, borrowed: object) -> None:
     """Keeps ``borrowed`` alive as long as ``session``, and frees the serialised model."""
     # The wrapper keeps the bytes only to open the session again with other providers.

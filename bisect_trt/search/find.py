@@ -12,16 +12,103 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.base.interrupt import BudgetSpentError
+from bisect_trt.base.outcomes import Verdict
 from bisect_trt.search.minimise import one_minimal
-from bisect_trt.search.oracle import Oracle, PinSearch, Probe, ProbeFunction
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One evaluation: its number (from 0), the pinned set, the outcome."""
+
+    index: int
+    pinned: frozenset[str]
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class PinSearch:
+    """The result of a search.
+
+    ``pinned``: the smallest set that passed, or all layers.
+    ``feasible``: pinning everything passes.
+    ``complete``: the budget did not end the search.
+    ``probes``: the evaluations in order. ``rounds``: the rounds of parallel ones.
+    ``certificate``: by pin, the evaluation that failed without it; of every pin if ``complete``.
+    """
+
+    pinned: frozenset[str]
+    feasible: bool
+    complete: bool
+    probes: tuple[Probe, ...] = ()
+    certificate: Mapping[str, Probe] = field(default_factory=dict)
+    rounds: int = 0
+
+
+ProbeFunction = Callable[[frozenset[str]], Verdict]
+
+
+class Oracle:
+    """Evaluates sets, each once, and keeps the budget and the order."""
+
+    def __init__(
+        self, probe: ProbeFunction, workers: int = 1, max_probes: int | None = None
+    ) -> None:
+        self._probe = probe
+        self.workers = max(1, workers)
+        self._max = max_probes
+        self._pool = ThreadPoolExecutor(self.workers) if self.workers > 1 else None
+        self.evaluated: dict[frozenset[str], Probe] = {}
+        self.rounds = 0
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """The evaluations in order."""
+        return tuple(self.evaluated.values())
+
+    def ask(self, wanted: Sequence[frozenset[str]]) -> Probe:
+        """The evaluation of ``wanted[0]``; the others may be evaluated beside it.
+
+        Raises:
+            BudgetSpentError: no evaluation is left.
+        """
+        if wanted[0] not in self.evaluated:
+            self.run(wanted)
+        return self.evaluated[wanted[0]]
+
+    def run(self, wanted: Sequence[frozenset[str]]) -> None:
+        """Evaluate the first new ones of ``wanted``, one for each worker.
+
+        Raises:
+            BudgetSpentError: no evaluation is left.
+        """
+        new = [w for w in dict.fromkeys(wanted) if w not in self.evaluated][: self.workers]
+        if not new:
+            return
+        if self._max is not None:
+            if len(self.evaluated) >= self._max:
+                raise BudgetSpentError
+            new = new[: self._max - len(self.evaluated)]
+        verdicts = (
+            [self._probe(new[0])] if self._pool is None else list(self._pool.map(self._probe, new))
+        )
+        for pinned, verdict in zip(new, verdicts, strict=False):
+            self.evaluated[pinned] = Probe(len(self.evaluated), pinned, Verdict(verdict))
+        self.rounds += 1
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
 
 _LEANS = {4.0: 0.5, 16.0: 1.0, 32.0: 2.0, 64.0: 5.0, 128.0: 5.0}
 _HOSTILE_LEANS = {4.0: 0.1, 16.0: 0.1}
@@ -54,10 +141,12 @@ def make_hypotheses(n: int, *, informed: bool) -> Hypotheses:
         shapes += [a * u ** (a - 1.0) for a in _LEANS]
         shapes += [a * (1.0 - u) ** (a - 1.0) for a in _HOSTILE_LEANS]
         weights += [*_LEANS.values(), *_HOSTILE_LEANS.values()]
+    # 1, 2, 4 ... culprits.
     counts = 2.0 ** np.arange(0.0, max(np.log2(max(n, 2)), 1.0))
     hazards, priors = [], []
     for shape, weight in zip(shapes, weights, strict=True):
         for count in counts:
+            # Inside 0 to 1, as logarithms of both sides are taken.
             hazards.append(np.clip(count * shape / n, 1e-12, 0.9))
             # Culprits are few. The power was tuned on synthetic culprits.
             priors.append(weight / count**0.8)
@@ -95,6 +184,7 @@ class Belief:
         survives = np.exp(s[:, stop] - s[:, start])
         if fails_at is None:
             return float(weight @ survives)
+        # The group passes, and the rest up to ``fails_at`` does not: over the latter's probability.
         all_survive = np.exp(s[:, fails_at] - s[:, start])
         denominator = float(weight @ (1.0 - all_survive))
         return float(weight @ (survives - all_survive)) / denominator if denominator > 0.0 else 0.5
@@ -119,6 +209,7 @@ class Belief:
 
     def _weighed(self, log_likelihood: NDArray[np.float64]) -> Belief:
         weight = self.log_weight + log_likelihood
+        # Normalised from the largest on, since exp() of very negative weights is 0.
         top = float(weight.max())
         return Belief(self.hypotheses, weight - (top + np.log(np.exp(weight - top).sum())))
 
@@ -323,8 +414,8 @@ class _Search:
         """Decide all layers of ``pools``, a round of evaluations at a time."""
         while True:
             for pool in pools:
-                while not pool.at.done and (pins := pool.pins(pool.at)) in self._oracle.known:
-                    probe = self._oracle.known[pins]
+                while not pool.at.done and (pins := pool.pins(pool.at)) in self._oracle.evaluated:
+                    probe = self._oracle.evaluated[pins]
                     if probe.verdict.passed and len(pins) <= len(self._best):
                         self._best = pins
                     pool.learn(probe)
@@ -364,16 +455,6 @@ class _Search:
         )
 
 
-FEW_SHARE = 0.15
-"""The share of layers up to which culprits are few: a transformer's LayerNorms are fewer."""
-
-DIFFUSE_SHARE = 1.0 / 3.0
-"""The share of layers from which on the blame is spread."""
-
-DIFFUSE_PINS = 8
-"""Fewer pins are never called diffuse, however small the model."""
-
-
 class Regime(StrEnum):
     """Whether few layers are to blame, or many share the blame."""
 
@@ -383,9 +464,10 @@ class Regime(StrEnum):
 
 def regime_of(pins: int, layers: int) -> Regime | None:
     """The regime by the share of ``layers`` that is pinned; None between the two."""
-    if pins <= FEW_SHARE * layers:
+    if pins <= 0.15 * layers:  # a transformer's LayerNorms are fewer
         return Regime.FEW_CULPRITS
-    return Regime.DIFFUSE if pins >= max(DIFFUSE_PINS, DIFFUSE_SHARE * layers) else None
+    # Fewer than eight pins are few, however small the model.
+    return Regime.DIFFUSE if pins >= max(8, layers / 3.0) else None
 
 
 def ranking_auc(suspicion: Mapping[str, float], pinned: Sequence[str]) -> float:

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-BEAM = 4
-"""How many sets are evaluated in each step."""
-
 Vector = NDArray[np.float32]
 
 
@@ -55,7 +52,8 @@ def grow(
         rest = np.asarray([i for i, n in enumerate(names) if n not in here.pinned], np.int64)
         if rest.size == 0:
             break
-        firsts = rest[np.argsort(_norms(here.vector - matrix[rest], order), kind="stable")[:BEAM]]
+        # Four sets are evaluated, since the best prediction need not be the best set.
+        firsts = rest[np.argsort(_norms(here.vector - matrix[rest], order), kind="stable")[:4]]
         extra = len(here.pinned) // 6  # large sets grow in larger steps
         wanted = [
             here.pinned.union(

@@ -33,6 +33,7 @@ def one_minimal(
     """A subset of ``pins`` that fails without any single one; ``ahead`` prepares next sets."""
     pinned, removed = frozenset(pins), 0
     while True:
+        # A removal voids the proofs so far: they were found beside one layer more.
         proof: dict[str, Answer] = {}
         names = [name for name in pins if name in pinned]
         for place, name in enumerate(names):

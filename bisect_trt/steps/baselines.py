@@ -1,4 +1,4 @@
-"""The original in FP32, the plan that reduces everything, and what they show."""
+"""Runs the whole network at each precision by emulation, and traces its layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding, Verdict
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.evaluate.result import Evaluation, meets
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.arrays import largest_finite
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL, rounded
@@ -29,7 +29,6 @@ from bisect_trt.steps.given_checks import (
     note_alike,
     note_few_differ,
     note_near_ties,
-    note_single_values,
     why_not_finite,
 )
 from bisect_trt.steps.layer_errors import trace_layers
@@ -38,23 +37,19 @@ from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.validation_inputs import missed_on
 
 MOST_TRACED = 2
-"""Inputs that the table of layers is made from as a rule: each costs two inferences node by
-node."""
-
-_TRACED_FOR_RANGE = 2
-"""Further ones, for layers that leave the range on no other."""
+"""How many inputs the table of layers is made from as a rule: each costs two node-by-node runs."""
 
 _RANGE_INPUTS = 16
-_RANGE_S = 8.0
-"""How many inputs are asked where layers leave the range, and about how long that may take."""
+"""The most inputs on which layers are searched that leave the range."""
 
 
 @dataclass(frozen=True)
 class Baselines:
-    """``fp32``, ``tf32`` and ``reduced_first`` (all layers reduced) by the first emulator;
-    ``second`` the last by the other one, where the first passes it. ``layers`` has a row a layer.
+    """The whole network's evaluations by the first emulator, and a row for each of its ``layers``.
 
-    ``diagnosis`` is there if the baselines settle the case: strict FP32 fails, or nothing does.
+    All layers are reduced in ``reduced_first`` and in ``second``, the second emulator's evaluation,
+    which is made where the first one passes. ``diagnosis`` is there if the baselines settle the
+    case: strict FP32 fails, or nothing does.
     """
 
     fp32: Evaluation
@@ -65,12 +60,12 @@ class Baselines:
     diagnosis: Diagnosis | None
 
     def evaluation_seconds(self, samples: int) -> float:
-        """About what one emulated inference takes, where ``samples`` were given."""
+        """What one emulated inference takes, where ``samples`` were given."""
         return quickest_s((self.fp32, self.tf32, self.reduced_first), samples)
 
     @property
     def reduced(self) -> Evaluation:
-        """All layers reduced, by the emulator that it is worst on: both must pass it."""
+        """All layers reduced, by the emulator with the larger score: both must pass it."""
         return _worse(self.reduced_first, self.second)
 
     def by_label(self) -> dict[str, Evaluation]:
@@ -82,7 +77,7 @@ class Baselines:
 
 
 def quickest_s(found: Sequence[Evaluation], samples: int) -> float:
-    """What an emulated inference takes, by the quickest of a few evaluations."""
+    """What an emulated inference takes, from the quickest of a few evaluations."""
     return min(result.seconds for result in found) / max(1, samples)
 
 
@@ -97,7 +92,6 @@ def measure_baselines(problem: Problem, context: Context) -> Baselines:
         check_model(problem, context, fp32)
     check_reference(fp32, problem.requirements)
     check_decisions(problem, context, fp32)
-    note_single_values(problem, context, fp32)
     note_alike(problem, context)
     context.note(*baseline_findings(problem, fp32, tf32, reduced))
     layers = trace_layers(problem, context, traced_inputs(problem, context))
@@ -111,8 +105,8 @@ def measure_baselines(problem: Problem, context: Context) -> Baselines:
     diagnosis = None
     if not fp32.verdict.passed:
         diagnosis = _fp32_misses(problem, context, fp32)
-    # An engine has a word of its own on everything that strict FP32 does not settle, and that the
-    # given inputs pass does not mean that others would.
+    # An engine decides whatever strict FP32 does not settle. And passing given inputs settles
+    # nothing where unseen ones must pass too.
     elif context.engine is None and last.verdict.passed and problem.settings.fitted:
         diagnosis = nothing_to_pin(last, precision)
     elif context.engine is None and not last.verdict.passed and precision is Precision.TF32:
@@ -121,17 +115,20 @@ def measure_baselines(problem: Problem, context: Context) -> Baselines:
 
 
 def _worse(first: Evaluation, second: Evaluation | None) -> Evaluation:
-    """The one with the larger score; the first where the second was not asked."""
+    """The evaluation with the larger score; the first where there is no second."""
     return first if second is None or first.score >= second.score else second
 
 
 def _fp32_misses(problem: Problem, context: Context, fp32: Evaluation) -> Diagnosis:
     where = missed_on(problem, context.evaluator, fp32.plan)
-    reduced = [f.message for f in problem.findings if f.kind == "already-reduced" and f.weighty]
-    if reduced:
-        where += f" But {reduced[0]}."
     if fp32.verdict is Verdict.NON_FINITE:
         where += why_not_finite(problem, context)
+    raised = context.emulator.capable
+    if raised is not problem.graph:
+        where += (
+            f" It was raised to opset {raised.opset}, which {problem.settings.precision.value} "
+            "needs: export it with that opset, in case ONNX's converter has changed it."
+        )
     return Diagnosis(
         Cause.NOT_PRECISION,
         "Strict FP32 already misses the requirement "
@@ -142,18 +139,18 @@ def _fp32_misses(problem: Problem, context: Context, fp32: Evaluation) -> Diagno
 
 
 def nothing_to_pin(reduced: Evaluation, precision: Precision, where: str = "") -> Diagnosis:
-    """The case is settled: the reduced precision is good enough as it is, ``where`` it ran."""
-    held = len(reduced.plan.pinned)
-    but = f" but what is held in FP32 (layers: {held})" if held else ""
+    """The diagnosis that the reduced precision meets the requirement as it is."""
+    pinned = len(reduced.plan.pinned)
+    but = f" but what is held in FP32 (layers: {pinned})" if pinned else ""
     return Diagnosis(
         Cause.NONE,
         f"Everything{but} in {precision.value.upper()} meets the requirement{where} "
-        f"({times(reduced.score)}); nothing {'else ' if held else ''}needs to be pinned.",
+        f"({times(reduced.score)}); nothing {'else ' if pinned else ''}needs to be pinned.",
     )
 
 
 def tf32_to_blame(tf32: Evaluation, where: str = "") -> Diagnosis:
-    """The case is settled: TF32 was asked for and misses what strict FP32 meets."""
+    """The diagnosis that TF32 misses the requirement, and strict FP32 meets it."""
     return Diagnosis(
         Cause.TF32,
         f"TF32 misses the requirement{where} ({times(tf32.score, tf32.verdict)}) and strict FP32 "
@@ -163,11 +160,10 @@ def tf32_to_blame(tf32: Evaluation, where: str = "") -> Diagnosis:
 
 
 def traced_inputs(problem: Problem, context: Context) -> list[Sample]:
-    """Samples spread over the given ones, among them one that is not finite, and those on which
-    layers leave the range that do not on the others.
+    """The given inputs that the table of layers is made from.
 
-    Where infinities come from must not be missed, and outputs may hide them: a normalisation that
-    divides by infinity gives zeros.
+    They are spread over the given ones. One on which everything reduced is not finite is among
+    them, and those on which further layers leave the range.
     """
 
     def is_finite(sample: Sample) -> bool:
@@ -178,37 +174,35 @@ def traced_inputs(problem: Problem, context: Context) -> list[Sample]:
     if all(map(is_finite, chosen)):
         broken = next((s for s in problem.samples if not is_finite(s)), None)
         chosen[-1:] = [broken] if broken is not None else chosen[-1:]
-    taken = {sample.digest for sample in chosen}
-    others = [s for s in problem.samples if s.digest not in taken]
-    # To go through a network node by node takes about three inferences.
-    fitting = int(_RANGE_S / (3.0 * context.pace.usual_seconds))
-    asked = evenly(others, min(len(others), _RANGE_INPUTS, fitting))
-    beyond = _beyond_range(problem, context, asked)
+    return [*chosen, *_leaving_range(problem, context, chosen)]
+
+
+def _leaving_range(
+    problem: Problem, context: Context, chosen: Sequence[Sample]
+) -> Iterator[Sample]:
+    """At most two further inputs on which layers leave the range that do not on ``chosen``."""
+    # Outputs may hide an infinity: a normalisation that divides by it gives zeros.
+    digests = {sample.digest for sample in chosen}
+    others = [s for s in problem.samples if s.digest not in digests]
+    # A node-by-node run takes about three inferences; all together may take 8 s.
+    affordable = int(8.0 / (3.0 * context.pace.usual_seconds))
+    candidates = evenly(others, min(len(others), _RANGE_INPUTS, affordable))
+    beyond = _beyond_range(problem, context, candidates)
     if not any(beyond.values()):
-        return chosen
-    beyond |= _beyond_range(problem, context, chosen)
-    seen = set().union(*(beyond[s.digest] for s in chosen))
-    for _ in range(_TRACED_FOR_RANGE):
-        most = max(asked, key=lambda s: len(beyond[s.digest] - seen))
+        return
+    seen = set[str]().union(*_beyond_range(problem, context, chosen).values())
+    for _ in range(2):
+        most = max(candidates, key=lambda s: len(beyond[s.digest] - seen))
         if not beyond[most.digest] - seen:
-            break
-        chosen.append(most)
+            return
+        yield most
         seen |= beyond[most.digest]
-    return chosen
-
-
-def misses_within(problem: Problem, context: Context) -> bool:
-    """Whether everything reduced misses a given input on which no layer exceeds the range."""
-    known = [(s, context.evaluator.known(problem.base, s)) for s in problem.samples]
-    missed = [s for s, found in known if found is not None and not meets(found, 1.0)]
-    beyond = _beyond_range(problem, context, evenly(missed, _RANGE_INPUTS))
-    return any(not layers for layers in beyond.values())
 
 
 def _beyond_range(
     problem: Problem, context: Context, samples: Sequence[Sample]
 ) -> dict[str, set[str]]:
-    """The layers that give finite values beyond the range, by the samples' digests."""
+    """By sample's digest, the layers whose finite FP32 values exceed the reduced range."""
     precision = problem.settings.precision
     found: dict[str, set[str]] = {}
     for number, sample in enumerate(samples):
@@ -216,7 +210,7 @@ def _beyond_range(
         def beyond(sample: Sample = sample, number: int = number) -> list[str]:
             context.observer.progress(number, len(samples), f"ranges on {sample.name}")
             layers = set[str]()
-            with suppress(RunnerFailedError):  # as far as it comes: the table says what it means
+            with suppress(RunnerFailedError):  # the table of layers says what failed
                 for name, _, values in context.emulator.exact(sample, precision):
                     if _leaves_range(largest_finite(values), precision):
                         layers.add(name)
@@ -234,16 +228,11 @@ def _leaves_range(size: float, precision: Precision) -> bool:
     return bool(np.isinf(rounded(np.full(1, size, np.float32), precision)[0]))
 
 
-_LOG_LARGEST = math.log(LARGEST[Precision.FP16])
-_LOG_SMALLEST = math.log(SMALLEST_SUBNORMAL[Precision.FP16] / 2.0)
-"""Below it an exponential is rounded to zero."""
-
-_ROOT_OF_LARGEST = math.sqrt(LARGEST[Precision.FP16])
-
-
 def holding_stepped(problem: Problem, context: Context, layers: pd.DataFrame) -> Problem | None:
-    """``problem`` with the layers held in FP32 of which a step between leaves FP16's range on the
-    given inputs; None where there is none. Of one that must stay reduced it is said.
+    """``problem`` with the layers held whose inner steps leave FP16's range; None without any.
+
+    The emulator computes such an operator in FP32 as a whole. Where ``--keep-reduced`` names the
+    layer, a finding says that emulation cannot judge it.
     """
     if problem.settings.precision is not Precision.FP16:
         return None
@@ -251,8 +240,8 @@ def holding_stepped(problem: Problem, context: Context, layers: pd.DataFrame) ->
     for layer, why in _stepped(problem, layers):
         steps = f"TensorRT computes {layer.name} ({layer.op}) in several FP16 steps: {why}"
         if layer.name in problem.kept_reduced:
-            said = f"{steps}; --keep-reduced keeps it there, so let an engine judge"
-            context.note(Finding(WRITTEN_OUT, layer.name, said, True))
+            message = f"{steps}; --keep-reduced keeps it there, so let an engine judge"
+            context.note(Finding(WRITTEN_OUT, layer.name, message, True))
             continue
         held.add(layer.name)
         context.note(Finding("held", layer.name, f"{steps}; it is kept in FP32"))
@@ -260,6 +249,10 @@ def holding_stepped(problem: Problem, context: Context, layers: pd.DataFrame) ->
 
 
 def _stepped(problem: Problem, layers: pd.DataFrame) -> Iterator[tuple[Layer, str]]:
+    """The layers with a step that overflows, or underflows, in FP16, and what becomes of it."""
+    largest_value = LARGEST[Precision.FP16]
+    # Half of the smallest subnormal is rounded to zero, and an exponential below it.
+    smallest_log = math.log(SMALLEST_SUBNORMAL[Precision.FP16] / 2.0)
     ranges = {
         row["layer"]: (row["ref_min"], row["ref_max"])
         for row in layers[["layer", "ref_min", "ref_max"]].to_dict("records")
@@ -269,14 +262,14 @@ def _stepped(problem: Problem, layers: pd.DataFrame) -> Iterator[tuple[Layer, st
         if layer.name in problem.held_pins or layer.name not in ranges:
             continue
         low, high = ranges[layer.name]
-        if layer.op == "LogSoftmax" and low < _LOG_SMALLEST:
+        if layer.op == "LogSoftmax" and low < smallest_log:
             yield layer, f"a probability becomes 0, and its logarithm, {low:.4g} here, -inf"
-        elif layer.op in ("ReduceLogSumExp", "ReduceLogSum") and high > _LOG_LARGEST:
+        elif layer.op in ("ReduceLogSumExp", "ReduceLogSum") and high > math.log(largest_value):
             yield layer, f"the sum, of which {high:.4g} is the logarithm, becomes infinite"
         elif layer.op == "LpNormalization":
             read = layer.inputs[0]
             given = problem.samples[0].arrays.get(read, np.zeros(0))
             of_input = (given.min(initial=0.0), given.max(initial=0.0))
             largest = float(np.abs(ranges.get(made_by.get(read, ""), of_input)).max())
-            if largest > _ROOT_OF_LARGEST:
+            if largest > math.sqrt(largest_value):
                 yield layer, f"the square of {largest:.4g} becomes infinite"

@@ -1,4 +1,4 @@
-"""Confirms a plan on the engine."""
+"""Confirms a plan on the engine: searches, builds, and adds pins until the engine passes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bisect_trt.base.outcomes import Validation
+from bisect_trt.base.outcomes import InputKind, Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.evaluator import Evaluator
@@ -25,29 +25,26 @@ from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal
-from bisect_trt.steps.select_fitted import Bisection, bisect, known_strength
-from bisect_trt.steps.select_robust import MARGIN, as_searched
+from bisect_trt.steps.select_fitted import Bisection
+from bisect_trt.steps.select_robust import MARGIN, as_searched, bisect, known_strength
 from bisect_trt.steps.sensitivity import suspicion_of
-from bisect_trt.steps.validation import put_to_test
-from bisect_trt.steps.validation_inputs import MAX_TESTS, next_test, set_size
+from bisect_trt.steps.validation import validate_next
+from bisect_trt.steps.validation_inputs import MAX_TESTS, set_size
 
-DEFAULT_MAX_BUILDS = 8
 MAX_SEARCHES = 4
-WORTHWHILE = 1.2
-"""How much wider a limit must be to be worth another search and build."""
+"""The most searches by emulation, and the most further ones for fewer pins."""
 
-_NO_GAIN_SCORE = 0.01
-"""By no more than this are the scores of two plans told apart."""
+WORTHWHILE = 1.2
+"""The ratio of a wider limit to the present one that is worth another search and build."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The engine's word on a plan. ``bisection`` is the search the plan came from, ``repaired`` the
-    pins the engine added.
+    """The engine's evaluation of a plan, after ``builds`` engines beyond the baselines.
 
-    ``builds`` counts those beyond the baselines. ``proof`` maps a pin to the engine's evaluation
-    that failed without it, where ``--certify engine`` asked for that. ``validation`` is the test on
-    new inputs that the plan passed on the engine, and ``refused`` says that it did not pass it.
+    ``bisection`` is the search that gave the plan, and the engine needed the pins ``repaired``
+    besides. With ``--certify engine``, ``proof`` maps each pin to the evaluation that failed
+    without it. ``validation`` is the plan's on the engine; new inputs ``refused`` it otherwise.
     """
 
     plan: PrecisionPlan
@@ -62,28 +59,28 @@ class Judgement:
 
     @property
     def passed(self) -> bool:
-        """True if the engine built from the plan meets the requirements."""
+        """Whether the engine built from the plan meets the requirements."""
         return self.result.verdict.passed
 
     @property
     def limit(self) -> float:
-        """The share of the tolerance that the emulator had to keep to."""
+        """The share of the tolerance within which the emulators passed the plan."""
         return self.bisection.limit if self.bisection is not None else 1.0
 
 
 class OutOfBuildsError(Exception):
-    """The budget of builds is spent."""
+    """No more engines may be built."""
 
 
 @dataclass(kw_only=True)
 class EngineJudge:
-    """Decides with ``engine``.
+    """Finds a set of pins that ``engine`` passes.
 
     ``base`` is the plan without pins, ``ranked`` its layers, the most suspicious first.
-    ``search`` gives the emulators' answer within a share of the tolerance, None where even all
-    pins miss it; ``score`` is a set's score by them, and ``score_on_perturbed`` the largest over
-    the copies that were searched with. ``floors`` are the scores of all pins, emulated and on the
-    engine. ``tested`` tests a set on new inputs, and gives None where these refuse it.
+    ``search`` finds pins by emulation within a share of the tolerance, None where even all pins
+    fail. ``score`` is a set's emulated score, and ``score_on_perturbed`` the largest over the
+    search's copies. ``floors`` are the scores of all pins, emulated and on the engine. ``tested``
+    validates a set on the engine, and returns None where new inputs refuse it.
     """
 
     engine: Evaluator
@@ -105,11 +102,11 @@ class EngineJudge:
 
     @property
     def _builds_left(self) -> float:
-        usual = math.inf if self.certify else DEFAULT_MAX_BUILDS
-        return (usual if self.max_builds is None else self.max_builds) - len(self._tried)
+        default = math.inf if self.certify else 8
+        return (default if self.max_builds is None else self.max_builds) - len(self._tried)
 
     def decide(self, limit: float) -> Judgement:
-        """Search within ``limit`` and build, until the engine passes or builds end."""
+        """Search within ``limit`` and build, until the engine passes or no more may be built."""
         pins: frozenset[str] = frozenset()
         proof: dict[str, Evaluation] = {}
         spent = False
@@ -136,7 +133,7 @@ class EngineJudge:
         return answer if answer.plan.chosen != pins else replace(answer, proof=proof)
 
     def _so_far(self, out_of_budget: bool) -> Judgement:
-        """The best plan tried until now: validated, or untested, or with the least error."""
+        """The best plan so far: validated, else passed and untested, else with the least score."""
         if not self._tried:
             everything = frozenset(self.ranked)
             self._tried[everything] = self.engine.evaluate(self.base.with_pins(everything))
@@ -145,7 +142,7 @@ class EngineJudge:
         untested = [pins for pins in passed if pins not in self._validation]
         if validated or untested:
             answer = min(validated or untested, key=len)
-        elif passed:  # all overfitted: the most pins least
+        elif passed:  # all overfitted, and the fewer pins the more
             answer = max(passed, key=len)
         else:
             answer = min(self._tried, key=lambda pins: self._tried[pins].score)
@@ -162,7 +159,7 @@ class EngineJudge:
         )
 
     def _passes_new_inputs(self, pins: frozenset[str]) -> bool:
-        """Whether new inputs on the engine do not refuse ``pins``, which pass the given inputs."""
+        """Whether new inputs pass on the engine too, as the given ones do."""
         if self.tested is None:
             return True
         if pins not in self._validation:
@@ -170,14 +167,12 @@ class EngineJudge:
         return self._validation[pins] is not None
 
     def _next_limit(self, limit: float, pins: frozenset[str], result: Evaluation) -> float:
-        """The share of the tolerance to search within after ``pins`` missed.
-
-        Where the engine's score has a place among the emulated copies', it is one more of them, and
-        the next set only has to be a little larger; beyond all of them the two differ.
-        """
+        """The share of the tolerance to search within after ``pins`` failed."""
+        # A score on the engine within those of the emulated copies is explained by chance, and the
+        # next set only has to be a little larger. Beyond them engine and emulator differ.
         on_perturbed = self.score_on_perturbed
-        one_of_them = on_perturbed is not None and result.score <= on_perturbed(pins)
-        if result.verdict.passed or one_of_them:
+        by_chance = on_perturbed is not None and result.score <= on_perturbed(pins)
+        if result.verdict.passed or by_chance:
             return Headroom(limit, self.floors[0], SCALED_MARGIN).kept
         return tightened(limit, result.score, self.score(pins), self.floors)
 
@@ -189,7 +184,7 @@ class EngineJudge:
         return self._tried[pins]
 
     def _repaired(self, pins: frozenset[str]) -> frozenset[str]:
-        """``pins`` and the fewest most suspicious layers with which the engine passes."""
+        """``pins`` and about the fewest further layers with which the engine passes."""
         rest = [name for name in self.ranked if name not in pins]
         low, high = 0, max(2, len(pins) // 4)
         while high < len(rest) and not self._build(pins | frozenset(rest[:high])).verdict.passed:
@@ -206,11 +201,11 @@ class EngineJudge:
         return pins | frozenset(rest[:high])
 
     def _shrunk(self, pins: frozenset[str], limit: float) -> frozenset[str]:
-        """A smaller set that passes too, where the engine left much of the tolerance unused."""
+        """A smaller set that passes too, if the engine leaves much of the tolerance unused."""
         for _ in range(MAX_SEARCHES):
             emulated = self.score(pins)
             wider = matching_limit(self._tried[pins].score, emulated, self.floors)
-            if wider > WORTHWHILE * limit:  # what is built is known to fail from somewhere on
+            if wider > WORTHWHILE * limit:  # but no wider than where built engines fail
                 failing = min(self.score(p) for p in self._refused())
                 wider = min(wider, Headroom(failing, self.floors[0], SCALED_MARGIN).kept)
             worthwhile = wider > WORTHWHILE * limit and self._builds_left > 0
@@ -224,14 +219,14 @@ class EngineJudge:
         return pins
 
     def _refused(self) -> list[frozenset[str]]:
-        """The sets that the engine or new inputs refused, and no pins, which fail too."""
+        """The sets that failed on the engine or on new inputs, and the empty set."""
         tried = self._tried.items()
         failed = [pins for pins, result in tried if not result.verdict.passed]
         overfitted = [pins for pins, validation in self._validation.items() if validation is None]
         return [frozenset(), *failed, *overfitted]
 
     def _certified(self, pins: frozenset[str]) -> tuple[frozenset[str], dict[str, Evaluation]]:
-        """Each removal built: superfluous pins go, until a whole round finds none."""
+        """``pins`` without superfluous ones, and the evaluation that failed without each."""
 
         def ahead(sets: list[frozenset[str]]) -> None:
             self.engine.evaluate_many([self.base.with_pins(s) for s in sets])
@@ -246,7 +241,7 @@ class EngineJudge:
             ahead=ahead if math.isinf(self._builds_left) else None,  # idle GPUs build the next ones
             workers=self.engine.workers,
         )
-        # A set that only new inputs refuse is no proof on the given inputs.
+        # Where only new inputs refuse a set, nothing is proved on the given inputs.
         proof = {name: r for name, r in found.proof.items() if not r.verdict.passed}
         return found.pinned, proof
 
@@ -259,9 +254,9 @@ def decide_on_engine(
     triage: Triage,
     first: Bisection | None,
 ) -> Judgement:
-    """The engine's word, searching again and repairing until it passes or the budget is spent.
+    """Find the pins that the engine passes, within the builds allowed.
 
-    The emulators' word on the answer is in the log too when this returns.
+    The emulators' evaluations of the answer are in the log too when this returns.
     """
     engine = context.engine
     assert engine is not None
@@ -270,11 +265,9 @@ def decide_on_engine(
     emulators = _Emulators(problem, context, emulated, triage, first)
 
     def tested(pins: frozenset[str]) -> Validation | None:
-        if context.tests >= MAX_TESTS:  # no confidence is left to spend
+        if context.tests >= MAX_TESTS:  # the risk of 5 % is spent
             return None
-        test = next_test(problem, context)
-        plan = triage.base.with_pins(pins)
-        refused, validation = put_to_test(problem, context, [engine], plan, test, 1.0)
+        refused, validation = validate_next(problem, context, triage.base.with_pins(pins))
         if refused is not None:
             emulators.hear_refused(pins, refused)
         return validation
@@ -297,9 +290,7 @@ def decide_on_engine(
 
 
 class _Emulators:
-    """What the emulators say of sets, and their answers within shares of the tolerance, each with
-    as many pins as what new inputs on the engine refused asks for.
-    """
+    """Scores sets and searches by emulation, with more pins after new inputs refused a set."""
 
     def __init__(
         self,
@@ -313,48 +304,48 @@ class _Emulators:
         self._emulated, self._triage = emulated, triage
         self._fewest = self._refusals = 0
         self._in_vain = False
-        self._known = {(triage.limit, 0): first}
+        self._found = {(triage.limit, 0): first}
 
     def score(self, pins: frozenset[str]) -> float:
-        """The worse score on the given inputs."""
+        """The larger score of the two emulators on the given inputs."""
         plan = self._triage.base.with_pins(pins)
         return max(p.evaluate(plan).score for p in (self._context.evaluator, self._context.second))
 
     def score_on_perturbed(self, pins: frozenset[str]) -> float:
-        """The largest score over the given inputs and the copies that were searched with."""
+        """The largest score over the given inputs and the search's perturbed ones."""
         assert self._triage.unseen is not None
-        known = self._triage.unseen.samples
+        samples = self._triage.unseen.samples
         plan, size = self._triage.base.with_pins(pins), set_size(self._problem)
-        found = self._context.evaluator.judge(plan, (*known.given, *known.perturbed), size=size)
-        return found.worst[1]
+        judged = (*samples[InputKind.GIVEN], *samples[InputKind.PERTURBED])
+        return self._context.evaluator.judge(plan, judged, size=size).worst[1]
 
     def search(self, limit: float) -> Bisection | None:
-        """The answer within ``limit``; None where not even all pins would help."""
+        """The search's answer within ``limit``; None where not even all pins would help."""
         if self._in_vain:
             return None
-        asked = (limit, self._fewest)
-        if asked not in self._known:
-            self._known[asked] = bisect(
-                self._problem, self._context, self._emulated, self._triage, *asked
+        bounds = (limit, self._fewest)
+        if bounds not in self._found:
+            self._found[bounds] = bisect(
+                self._problem, self._context, self._emulated, self._triage, *bounds
             )
-        return self._known[asked]
+        return self._found[bounds]
 
     def hear_refused(self, pins: frozenset[str], refused: Refusal) -> None:
-        """Ask the next search for more pins than ``pins``: no more would be refused as well."""
-        self._in_vain = self._in_vain or self._do_as_all_pins(pins, refused.samples)
-        known = known_strength(self._problem, self._triage)
+        """Make the next search find more pins than ``pins``, which new inputs refused."""
+        self._in_vain = self._in_vain or self._no_pins_help(pins, refused.samples)
+        strengths = known_strength(self._problem, self._triage)
         ranking = as_searched(self._problem, self._triage.ranking)
-        strength = [known.get(name, 0.0) for name in ranking]
+        strength = [strengths.get(name, 0.0) for name in ranking]
         share = MARGIN / refused.score
         fewest = longer(strength, len(pins), share, 2**self._refusals)
         self._fewest = max(self._fewest, fewest)
         self._refusals += 1
 
-    def _do_as_all_pins(self, pins: frozenset[str], samples: Sequence[Sample]) -> bool:
-        """Whether no further pins can lower the scores of ``samples``, by the emulator."""
-        if not self._problem.requirements.proportional:  # nobody knows how far its jumps are
+    def _no_pins_help(self, pins: frozenset[str], samples: Sequence[Sample]) -> bool:
+        """Whether all pins score no better than ``pins`` on ``samples``, by emulation."""
+        if not self._problem.requirements.proportional:  # a decision's score jumps by any amount
             return False
         base, size = self._triage.base, set_size(self._problem)
         plans = (base.with_pins(pins), base.with_pins(self._problem.names))
         some, every = (self._context.evaluator.judge(p, samples, size=size).results for p in plans)
-        return all(s.score <= e.score + _NO_GAIN_SCORE for s, e in zip(some, every, strict=True))
+        return all(s.score <= e.score + 0.01 for s, e in zip(some, every, strict=True))

@@ -50,10 +50,11 @@ from bisect_trt.steps.run_folder import claimed_folder, folder_of
 class RunStatistics:
     """Every evaluation in order, counts, versions.
 
-    ``emulators`` are the names of the first and the second, ``judge`` the name of who has the last
-    word. ``evaluations`` counts plans by runner, ``new_evaluations`` those that the cache did not
-    answer, ``further_rows`` the search's single-layer runs. ``findings`` are those of the steps,
-    ``refused`` the plans that failed on more copies than allowed.
+    ``emulators``: the names of the first and the second.
+    ``judge``: the name of the runner that has the last word.
+    ``evaluations``: the number of plans by runner.
+    ``new_evaluations``: how many of them the cache did not answer.
+    ``refused``: the plans that failed on more copies than allowed.
     """
 
     folder: Path
@@ -65,38 +66,38 @@ class RunStatistics:
     engine_results: tuple[Evaluation, ...]
     versions: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
-    further_rows: int = 0
     refused: frozenset[PrecisionPlan] = frozenset()
 
     def of(self, runner: str, plan: PrecisionPlan) -> Evaluation | None:
-        """What ``runner`` showed of ``plan`` on the given inputs; None if it was not asked."""
+        """The evaluation of ``plan`` by ``runner`` on the given inputs; None if there is none."""
         found = (p for p in self.log if p.runner == runner and p.plan == plan and p.on_given)
         return next(found, None)
 
     def of_first(self, plan: PrecisionPlan) -> Evaluation | None:
-        """What the first emulator showed of ``plan``."""
+        """The evaluation of ``plan`` by the first emulator."""
         return self.of(self.emulators[0], plan)
 
     def worst_of(self, plan: PrecisionPlan, runners: Sequence[str]) -> Evaluation | None:
-        """The worst that any of ``runners`` showed of ``plan``."""
+        """The worst evaluation of ``plan`` by any of ``runners``."""
         found = [p for p in self.log if p.plan == plan and p.runner in runners and p.on_given]
         return max(found, key=lambda r: r.score, default=None)
 
     def smallest_passing(self, base: PrecisionPlan, judges: Sequence[str]) -> frozenset[str] | None:
-        """The smallest set of pins that every one of ``judges`` passed, and no emulator nor the
-        search refused where these are some of them; None if there is none.
+        """The smallest set of pins that every one of ``judges`` passed; None if there is none.
+
+        Where they are emulators, neither emulator nor the search may have refused it.
         """
         passed: dict[frozenset[str], set[str]] = {}
         emulated = set(judges) <= set(self.emulators)
         refused = {plan.pinned for plan in self.refused} if emulated else set[frozenset[str]]()
-        heard = self.emulators if emulated else judges
+        may_refuse = self.emulators if emulated else judges
         for one in self.log:
             pins = one.plan.pinned
             if not one.on_given or one.plan != base.with_pins(pins):
                 continue
             if one.verdict.passed:
                 passed.setdefault(pins, set()).add(one.runner)
-            elif one.runner in heard:
+            elif one.runner in may_refuse:
                 refused.add(pins)
         sets = [p for p, by in passed.items() if by.issuperset(judges) and p not in refused]
         return min(sets, key=len, default=None)
@@ -104,24 +105,22 @@ class RunStatistics:
 
 Answer = TypeVar("Answer")
 
-_SAMPLES_A_TURN = 64
-"""Sessions that make room for each other are opened once for as many."""
-
-_SILENT_S = 2.0
-"""After so long without a word a plan's inferences are told one by one."""
+SAMPLES_A_TURN = 64
+"""How many samples a session runs before it makes room for another of a large model."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Context:
-    """What a run works with, opened.
+    """The runners, the evaluators and the cache of a run, opened.
 
-    ``opened`` is the engine's runner, None where the emulators judge; ``emulator`` runs in this
-    process, ``emulator_pool`` on workers where there are some. ``evaluator`` and ``second`` emulate
-    in two arithmetics; ``engine`` builds. ``in_turn`` if the second emulator and the reference make
-    room for each other, ``samples_a_turn`` samples at a time. ``tests`` counts those on new inputs.
-    ``in_hand`` is the smallest set of pins that passed the whole search set until now; ``refused``
-    are the plans that failed on more copies than allowed. ``pace`` says how long an inference
-    takes.
+    ``opened``: the engine's runner, None where the emulators judge.
+    ``emulator``: runs in this process; ``emulator_pool``: on workers, where there are some.
+    ``evaluator``, ``second``: emulate in two arithmetics; ``engine``: builds.
+    ``in_turn``: the second emulator and the reference are open in turn.
+    ``tests``: the number of validations so far.
+    ``in_hand``: the smallest set of pins that passed the whole search set so far.
+    ``refused``: the plans that failed on more copies than allowed.
+    ``pace``: how long an inference takes.
     """
 
     problem: Problem
@@ -137,72 +136,69 @@ class Context:
     def __post_init__(self) -> None:
         problem = self.problem
         self.in_turn = problem.reference.is_large
-        self.samples_a_turn = _SAMPLES_A_TURN
+        self.samples_a_turn = SAMPLES_A_TURN
         if self.emulator.device != CPU:
+            # References of given inputs stay with the CPU, whose FP32 is the definition.
             self.references.use_for_copied(self._on_gpu)
         self.log: list[Evaluation] = []
-        self.tests = self.further_rows = 0
+        self.tests = 0
         self.in_hand: frozenset[str] | None = None
         self.refused = set[PrecisionPlan]()
+        # By stream: no validation may use an input that the search or another one has used.
         self._augmented: dict[int, set[str]] = {}
         self._gpu_lock = Lock()
         self._key = problem.key
-        self._found: list[Finding] = []
-        self._place: Callable[[], tuple[int, int]] = lambda: (self.plans_asked, 0)
-        self._told_at = time.monotonic()
+        self._findings: list[Finding] = []
+        self._progress_at = time.monotonic()
         self._best: int | None = None
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
         pool = self.emulator_pool
         self.evaluator = self.evaluator_of(pool or self.emulator, 1 if pool is None else len(pool))
         constants = self.emulator.constants.owner
         self.second = self.evaluator_of(
-            WholeModelRunner(problem.graph, constants, problem.reference.turns)
+            WholeModelRunner(problem.graph, constants, problem.settings.threads or 0)
         )
         self.engine = None
         if self.opened is not None:
             self.engine = self.evaluator_of(self.opened, problem.settings.workers)
         self.pace = Pace(
-            problem,
-            self.emulator,
-            self.cache,
-            self.evaluator.key,
-            beside_engine=self.opened is not None,
+            problem, self.emulator, self.recalled, beside_engine=self.opened is not None
         )
 
     def augmented_of(self, stream: int) -> set[str]:
-        """The digests of the augmented inputs of ``stream`` that were made, to be added to."""
+        """The digests of the augmented inputs that were made for ``stream``, to be added to."""
         return self._augmented.setdefault(stream, set())
 
     def augmented_before(self, stream: int) -> Set[str]:
-        """The digests of those of all streams in front of ``stream``, the search's among them."""
+        """The digests of the augmented inputs of all streams before ``stream``."""
         return frozenset().union(*(d for s, d in self._augmented.items() if s < stream))
 
     def _on_gpu(self, sample: Sample) -> Arrays:
-        """The FP32 outputs of a copy, thirty times as fast as on the CPU for large models."""
+        """The FP32 outputs of a copy, which large models give much faster than on the CPU."""
         with self._gpu_lock:
             return next(iter(self.emulator.outputs(PrecisionPlan(Precision.FP32), [sample])))
 
     @property
     def evaluators(self) -> list[Evaluator]:
-        """All of them, the judge last."""
+        """All evaluators, the judge last."""
         return [p for p in (self.evaluator, self.second, self.engine) if p is not None]
 
     @property
     def judges(self) -> list[Evaluator]:
-        """Who must pass a plan: the engine, or else both emulators."""
+        """The evaluators that must pass a plan: the engine, or else both emulators."""
         return [self.engine] if self.engine is not None else [self.evaluator, self.second]
 
     @property
     def judge(self) -> Evaluator:
-        """Who has the last word."""
+        """The evaluator that has the last word."""
         return self.engine or self.evaluator
 
     def recalled(self, what: str, parts: Sequence[str], compute: Callable[[], Answer]) -> Answer:
-        """What ``compute`` gives, plain data, or what the cache has of ``what`` on ``parts``."""
+        """The plain data that ``compute`` returns, or the cache has for ``what`` on ``parts``."""
         key = self.evaluator.key(what, *parts)
-        known = self.cache.recall(key)
-        if known is not None:
-            return cast(Answer, known[0])
+        cached = self.cache.recall(key)
+        if cached is not None:
+            return cast(Answer, cached[0])
         answer = compute()
         self.cache.record_later(Row(key, what, answer))
         return answer
@@ -222,7 +218,7 @@ class Context:
         return tuple(self.recalled("undefined", digests, names))
 
     def plan_for(self, evaluator: Evaluator, plan: PrecisionPlan) -> PrecisionPlan:
-        """``plan`` as ``evaluator`` takes it: an engine is not told what pins run in."""
+        """``plan`` as ``evaluator`` takes it: an engine has its own precision for pins."""
         return plan.with_pins_in(Precision.FP32) if evaluator is self.engine else plan
 
     def error_sample(self, sample: Sample) -> ErrorSample:
@@ -234,18 +230,19 @@ class Context:
         key = (sample.digest, plan)
         if key not in self._error_samples:
             problem, reference = self.problem, self.references.of(sample)
+            # The signed errors of all layers together stay within 16 MB a sample.
             limit = max(256, min(4096, 4_000_000 // max(1, len(problem.layers))))
             candidate: Arrays
             try:
                 candidate = next(iter(self.emulator.outputs(plan, [sample])))
-            except RunnerFailedError:  # the plan's own evaluation tells
+            except RunnerFailedError:  # the plan's own evaluation reports it
                 candidate = reference
             chosen = ErrorSample(problem.requirements, reference, candidate, limit)
             self._error_samples[key] = chosen
         return self._error_samples[key]
 
     def run_statistics(self) -> RunStatistics:
-        """What was done until now."""
+        """The run's statistics so far."""
         versions = dict(self.evaluator.runner.versions)
         if self.engine is not None:
             versions |= self.engine.runner.versions
@@ -258,65 +255,51 @@ class Context:
             new_evaluations=sum(p.new_evaluations for p in self.evaluators),
             engine_results=tuple(self.engine.done.values()) if self.engine is not None else (),
             versions=versions,
-            findings=tuple(self._found),
-            further_rows=self.further_rows,
+            findings=tuple(self._findings),
             refused=frozenset(self.refused),
         )
 
     def tell_evaluations(self) -> None:
-        """Let the observer hear of each evaluation from here on."""
+        """Report each evaluation to the observer from here on."""
         for evaluator in filter(None, (self.evaluator, self.engine)):
             evaluator.on_evaluation = self._tell
 
     def noted(self, kind: str) -> bool:
-        """Whether something of this kind was."""
-        return any(found.kind == kind for found in self._found)
+        """Whether a finding of ``kind`` was noted."""
+        return any(finding.kind == kind for finding in self._findings)
 
     def note(self, *findings: Finding) -> None:
-        """Tell the observer of each, once, and keep it for the run statistics."""
+        """Report each finding to the observer, once, and keep it for the run statistics."""
         for finding in findings:
-            if finding not in self._found:
-                self._found.append(finding)
+            # Baselines may be measured twice.
+            if finding not in self._findings:
+                self._findings.append(finding)
                 self.observer.finding(finding.message)
 
     def _tell(self, result: Evaluation) -> None:
         pins = len(result.plan.pinned)
-        said = f"{result.verdict.value}, {times(result.score, result.verdict)}"
-        note = f"{result.runner}, {counted(pins, 'pin')}: {said}"
-        # Of a search set the search itself knows when it is passed.
+        outcome = f"{result.verdict.value}, {times(result.score, result.verdict)}"
+        # A robust search itself reports the sets that passed its search set.
         if result.on_given and result.verdict.passed and self.problem.settings.fitted:
             self._best = min(pins, self._best if self._best is not None else pins)
             self.observer.best(self._best)
-        self.tell(note)
-
-    @contextmanager
-    def counting(self, place: Callable[[], tuple[int, int]]) -> Iterator[None]:
-        """Meanwhile progress is ``place``: what is done, and of how much, 0 where unknown."""
-        before, self._place = self._place, place
-        try:
-            yield
-        finally:
-            self._place = before
+        self.tell(f"{result.runner}, {counted(pins, 'pin')}: {outcome}")
 
     def tell(self, note: str) -> None:
-        """What was done last, beside the number of plans that were evaluated until now."""
-        self._told_at = time.monotonic()
-        self.observer.progress(*self._place(), note)
+        """Report what was done last, with the number of plans evaluated so far."""
+        self._progress_at = time.monotonic()
+        self.observer.progress(sum(len(p.plans) for p in self.evaluators), 0, note)
 
     def _tell_inference(self, judge: str, done: int, of: int) -> None:
-        """How far a plan's inferences are, where nothing else was told for a while."""
-        if time.monotonic() - self._told_at > _SILENT_S:
+        """Report a slow plan's inferences one by one."""
+        if time.monotonic() - self._progress_at > 2.0:
             self.tell(f"{judge}, {done} of {of} inputs or copies")
-
-    @property
-    def plans_asked(self) -> int:
-        """How many plans were asked about, by all who judge."""
-        return sum(len(p.plans) for p in self.evaluators)
 
     def evaluator_of(self, runner: Runner, workers: int = 1) -> Evaluator:
         """An evaluator of ``runner`` on the given samples that shares the log."""
         problem = self.problem
-        # Only growing a set and telling an engine's FP32 need the signed errors of each evaluation.
+        # Growing a set, and recognising TF32 in an engine's FP32, need each evaluation's signed
+        # errors.
         vectors = problem.settings.fitted or self.opened is not None
         criteria = Criteria(
             self.references,
@@ -327,29 +310,11 @@ class Context:
         evaluator = Evaluator(runner, problem.samples, criteria, self.cache, self._key, self.log)
         evaluator.workers = workers
         turns = self.in_turn or runner is self.opened
+        # Few samples are in memory at a time, unless it costs more to change the session.
         evaluator.at_once = self.samples_a_turn if turns else 8
         evaluator.before_each = self.time.check
         evaluator.on_inference = partial(self._tell_inference, runner.name)
         return evaluator
-
-
-def plans_of(context: Context, expected: int) -> Callable[[], tuple[int, int]]:
-    """The progress of a search of about ``expected`` plans; unknown once a test has begun."""
-    begun, tests = context.plans_asked, context.tests
-
-    def place() -> tuple[int, int]:
-        done = context.plans_asked - begun
-        known = done < expected and context.tests == tests
-        return (done, expected) if known else (context.plans_asked, 0)
-
-    return place
-
-
-_ONLY_EMULATED = (
-    "no input can be moved a little, only what the token ids look up, and an engine holds its "
-    "tables as constants: roundings are perturbed on the emulators, and augmented inputs test "
-    "the engine"
-)
 
 
 @contextmanager
@@ -383,20 +348,18 @@ def _opened(
     time_budget: TimeBudget,
     opened: ExitStack,
 ) -> Context:
-    """As :func:`open_context`; ``opened`` closes it all."""
+    """The context, whose parts ``opened`` closes."""
     settings, folder = problem.settings, folder_of(problem, suffix)
     device = emulator_device(settings)
     engine = open_engine(problem, folder / "caches")
     if engine is not None:
         opened.enter_context(closing(engine))
     cache = opened.enter_context(claimed_folder(problem, folder))
-    emulator, noted = open_emulator(problem, device)
+    emulator = open_emulator(problem, device)
     pool = open_emulator_pool(problem, emulator, device)
     if pool is not None:
         opened.enter_context(closing(pool))
-    # Copies are asked for again where the plan shall hold beyond the given inputs.
-    lasting = not settings.fitted
-    references = References(problem.reference, folder / "references.tmp", lasting=lasting)
+    references = References(problem.reference, folder / "references.tmp")
     opened.enter_context(closing(references))
     check_parts(problem, references)
     problem, of_scales = with_scales(problem, references, cache)
@@ -411,13 +374,11 @@ def _opened(
         time=time_budget,
         references=references,
     )
-    context.note(*noted, *of_scales)
+    context.note(*of_scales)
     if engine is None and (words := idle_options(settings)):
         context.note(Finding("no-engine", "", words))
     if cache.note:
         context.note(Finding("cache", CACHE, cache.note))
-    if engine is not None and problem.moves_lookups:
-        context.note(Finding("perturbed", "", _ONLY_EMULATED))
     if pool is not None and len(pool) < settings.workers:
         context.note(Finding("workers", "", fewer_hired(settings.workers, len(pool))))
     return context

@@ -1,4 +1,4 @@
-"""Why an engine differs: rounding, runs that differ, or a fault."""
+"""The cause of an engine's errors: rounding, runs that differ, or a fault."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from bisect_trt.steps.context import Context
 from bisect_trt.steps.engine_layer_errors import EngineTable
 
 FURTHER_PROCESSES = 2
+"""New processes in which an engine that passed is run again."""
 
 _CURE = (
     "No pin cures that: `bisect-trt reduce` finds the smallest piece that does it, `bisect-trt "
@@ -36,13 +37,12 @@ _NO_ROOM = (
 
 
 class _InFurtherProcess:
-    """``runner`` in a new process, which the first evaluation starts; ``number`` keeps its answers
-    in the cache apart.
-    """
+    """``runner`` in a new process, which the first evaluation starts."""
 
     def __init__(self, runner: Restartable, number: int) -> None:
         self._runner, self._started = runner, False
         self.name = runner.name
+        # Versions are part of the cache's keys, so that each process has answers of its own.
         self.versions: Mapping[str, str] = {**runner.versions, "process": str(number)}
         self.timeout_s = runner.timeout_s if isinstance(runner, Patient) else None
 
@@ -63,7 +63,7 @@ def over_processes(context: Context, result: Evaluation) -> Reproducibility:
     results, runner = [result], context.opened
     if not isinstance(runner, Restartable):
         return runs_of(results)
-    # Where the budget ends it, what was seen until then counts, and the report says of how many.
+    # Where the budget ends it, the processes so far count, and the report says how many they are.
     with suppress(BudgetSpentError):
         for number in range(2, 2 + FURTHER_PROCESSES):
             evaluator = context.evaluator_of(_InFurtherProcess(runner, number))
@@ -76,6 +76,7 @@ def over_processes(context: Context, result: Evaluation) -> Reproducibility:
 
 def runs_of(results: Sequence[Evaluation]) -> Reproducibility:
     """One engine's runs in several processes, an evaluation a process."""
+    # Runners that repeat report how; one that ran once has an evaluation only.
     repeated = [r.reproducibility for r in results if r.reproducibility is not None]
     once = [r for r in results if r.reproducibility is None]
     inside = next((s for s in repeated if s.decides), None)
@@ -91,39 +92,39 @@ def runs_of(results: Sequence[Evaluation]) -> Reproducibility:
         output=widest.output,
         sample=widest.sample,
         processes=len(results),
-        right=sum(r.verdict.passed for r in results),  # which is that of the worst runs
+        right=sum(r.verdict.passed for r in results),  # an evaluation's verdict is its worst run's
         broken=next((str(r.verdict) for r in once if not r.worst), ""),
     )
 
 
-def not_reproducible(what: str, seen: Reproducibility) -> Diagnosis:
+def not_reproducible(what: str, runs: Reproducibility) -> Diagnosis:
     """The diagnosis of an engine whose runs decide differently; ``what`` names it."""
-    span, differ = f"from {seen.best:.3g} to {times(seen.worst)}", ""
-    if seen.broken:
-        span = f"from {times(seen.best)} to no answer: one process ended {seen.broken}"
-    elif seen.apart > 0.0:
+    span, differ = f"from {runs.best:.3g} to {times(runs.worst)}", ""
+    if runs.broken:
+        span = f"from {times(runs.best)} to no answer: one process ended {runs.broken}"
+    elif runs.apart > 0.0:
         differ = (
-            f"; answers to {seen.sample!r} lie up to {seen.apart:.2g} of the range of output "
-            f"{seen.output!r} apart"
+            f"; answers to {runs.sample!r} lie up to {runs.apart:.2g} of the range of output "
+            f"{runs.output!r} apart"
         )
-    where = f" in {seen.processes} processes" if seen.processes > 1 else ""
+    where = f" in {runs.processes} processes" if runs.processes > 1 else ""
     return Diagnosis(
         Cause.NOT_REPRODUCIBLE,
-        f"The {what} engine does not make up its mind: {seen.runs - seen.passed} of {seen.runs} "
+        f"The {what} engine does not make up its mind: {runs.runs - runs.passed} of {runs.runs} "
         f"runs{where} miss the requirement ({span}{differ}). "
-        f"{_CURE if seen.decides else _NO_ROOM}",
+        f"{_CURE if runs.decides else _NO_ROOM}",
     )
 
 
-def note_not_reproducible(what: str, seen: Reproducibility | None) -> list[Finding]:
-    """A finding where runs differ, of an engine that is not called not reproducible for it."""
-    if seen is None or seen.reproducible:
+def note_not_reproducible(what: str, runs: Reproducibility | None) -> list[Finding]:
+    """A finding where runs differ, but not so that they decide differently."""
+    if runs is None or runs.reproducible:
         return []
-    met = {0: "none", seen.runs: "all"}.get(seen.passed, str(seen.passed))
-    worth = "the worst one counts" if 0 < seen.passed < seen.runs else "so nothing hangs on it"
+    met = {0: "none", runs.runs: "all"}.get(runs.passed, str(runs.passed))
+    worth = "the worst one counts" if 0 < runs.passed < runs.runs else "so nothing hangs on it"
     message = (
-        f"{seen.differing} of {seen.runs} runs of the {what} engine gave other bits than the usual "
-        f"(up to {seen.apart:.2g} of the range of output {seen.output!r}); {met} of them "
+        f"{runs.differing} of {runs.runs} runs of the {what} engine gave other bits than the usual "
+        f"(up to {runs.apart:.2g} of the range of output {runs.output!r}); {met} of them "
         f"met the requirement, {worth}"
     )
     return [Finding("not-reproducible", "", message)]
@@ -132,11 +133,11 @@ def note_not_reproducible(what: str, seen: Reproducibility | None) -> list[Findi
 def reproducibility_of_failure(
     context: Context, fp32: Evaluation, base: Evaluation
 ) -> Reproducibility | None:
-    """How reproducible the failing baseline is, where the engine is to blame for it."""
+    """The reproducibility of a failing baseline; None where its runs do not decide the failure."""
     if not fp32.verdict.passed and fp32.worst:
-        seen = runs_of([fp32])
-        return seen if seen.decides else over_processes(context, fp32)
-    # What misses in every run needs pins first; the answer's engine is looked at again.
+        runs = runs_of([fp32])
+        return runs if runs.decides else over_processes(context, fp32)
+    # An engine that misses in every run needs pins first; the answer's engine is run again.
     may_pass = base.best_score is not None and base.best_score <= 1.0
     if not base.verdict.passed and may_pass and base.reproducibility is not None:
         return base.reproducibility if base.reproducibility.decides else None
@@ -144,7 +145,7 @@ def reproducibility_of_failure(
 
 
 class Fp32(StrEnum):
-    """What an engine's FP32 turned out to be."""
+    """The arithmetic that an engine's FP32 runs in."""
 
     STRICT = "strict"
     TF32 = "tf32"
@@ -152,13 +153,12 @@ class Fp32(StrEnum):
 
 
 def what_fp32_is(engine: Evaluation, strict: Evaluation, tf32: Evaluation) -> Fp32:
-    """Which emulated baseline the engine's FP32 errors look like, by their RMSE over the outputs.
-
-    TF32 can only be recognised where it differs from FP32 tenfold.
-    """
+    """The emulated baseline that the engine's FP32 errors look like, by their RMSE."""
     found, exact, rounded = (_relative_rmse(r) for r in (engine, strict, tf32))
     if not all(math.isfinite(e) for e in (found, exact, rounded)):
         return Fp32.OTHER
+    # TF32 is recognised only where its errors are ten times those of FP32; an engine sums in other
+    # orders, which may cost FP32 a factor of 30, and TF32, whose roundings prevail, one of 4.
     if rounded > 10.0 * exact and rounded / 4.0 <= found <= rounded * 4.0:
         return Fp32.TF32
     return Fp32.STRICT if found <= max(30.0 * exact, 1e-6) else Fp32.OTHER
@@ -167,6 +167,7 @@ def what_fp32_is(engine: Evaluation, strict: Evaluation, tf32: Evaluation) -> Fp
 def _relative_rmse(result: Evaluation) -> float:
     """The worst output's RMSE over its range, or where that is 0 over the largest magnitude."""
 
+    # By its range, as an offset would make every error look small.
     def scale(error: TensorError) -> float:
         spread = error.ref_max - error.ref_min
         return max(spread or max(abs(error.ref_max), abs(error.ref_min)), 1e-30)
@@ -178,6 +179,7 @@ def agreement(one: Vector | None, other: Vector | None) -> float:
     """The cosine between two evaluations' signed errors; NaN if unknown."""
     if one is None or other is None or len(one) != len(other):
         return math.nan
+    # One infinite element would hide all others.
     both = np.isfinite(one) & np.isfinite(other)
     a, b = one[both].astype(np.float64), other[both].astype(np.float64)
     size = float(np.linalg.norm(a) * np.linalg.norm(b))
@@ -187,8 +189,9 @@ def agreement(one: Vector | None, other: Vector | None) -> float:
 def diagnose(
     tf32: Evaluation, base: Evaluation, precision: Precision, *, overfitted: bool
 ) -> Diagnosis | None:
-    """What the engine's own baselines settle, where its FP32 passes; None if the reduced precision
-    is to blame. ``overfitted`` if new copies refused what the given inputs pass.
+    """The diagnosis by the engine's baselines, where its FP32 passes; None if layers are to blame.
+
+    ``overfitted``: new copies refused what the given inputs pass.
     """
     if base.verdict.passed:
         return None if overfitted else nothing_to_pin(base, precision, " on the engine")
@@ -201,7 +204,7 @@ def diagnose_fp32(
     marked_fp32: Callable[[], EngineTable | None],
     on_which: str,
 ) -> Diagnosis:
-    """Why the engine's FP32 misses; ``on_which`` says on which inputs it does."""
+    """The diagnosis where the engine's FP32 misses; ``on_which`` is a sentence on the inputs."""
     if not fp32.worst:
         return Diagnosis(
             Cause.ENGINE_FAILED,

@@ -1,4 +1,4 @@
-"""Each layer's error on the engine, from engines with outputs marked in batches."""
+"""Measures each layer's error on the engine, by marking layers as outputs in batches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,7 @@ from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 
 BATCH_BYTES = 1 << 30
-TIME_BUDGET_S = 20.0
-"""No batch begins that would end after it, by what the last one took for its size."""
-
-OUT_OF_LINE_SHARE = 1e-2
-"""Of a layer's range: no rounding of FP32 or TF32 makes an error as large."""
-
-_MARKED = "marked outputs"
+"""The most bytes of tensors that are marked in one engine."""
 
 Values = Mapping[str, NDArray[Any]]
 
@@ -40,9 +34,9 @@ Values = Mapping[str, NDArray[Any]]
 class EngineTable:
     """The layers' errors on the engine, by layer, in network order.
 
-    ``how`` says where they come from. ``marked_score`` is the score of the first marked engine,
-    ``unmarked_score`` that of the plain one on the same samples; NaN where nothing was marked.
-    ``note`` says why rows are missing, if they are.
+    ``how`` says how they were measured, ``note`` why rows are missing. ``marked_score`` is the
+    score of the first marked engine, ``unmarked_score`` that of the plain one on the same samples;
+    NaN where there is none.
     """
 
     rows: Mapping[str, Mapping[str, Any]]
@@ -54,22 +48,19 @@ class EngineTable:
 
     def joined(self, table: pd.DataFrame) -> pd.DataFrame:
         """``table`` with the engine's columns."""
-        own = pd.DataFrame([{"layer": name, **row} for name, row in self.rows.items()])
-        return table.merge(own, on="layer", how="left") if len(own) else table
+        columns = pd.DataFrame([{"layer": name, **row} for name, row in self.rows.items()])
+        return table.merge(columns, on="layer", how="left") if len(columns) else table
 
     @property
     def first_out_of_line(self) -> str | None:
         """The first layer whose error no rounding explains."""
-        off = (
-            name
-            for name, row in self.rows.items()
-            if not row["engine_rel_range"] <= OUT_OF_LINE_SHARE
-        )
-        return next(off, None)
+        # No rounding of FP32 or TF32 moves a layer by a hundredth of its range.
+        rows = self.rows.items()
+        return next((name for name, row in rows if not row["engine_rel_range"] <= 1e-2), None)
 
     @property
     def marking_effect_matters(self) -> bool:
-        """Whether marking turned the verdict, or moved the score by more than half."""
+        """Whether marking changed the verdict, or made the score larger by more than half."""
         low, high = sorted((self.unmarked_score, self.marked_score))
         if math.isnan(low) or math.isnan(high):
             return False
@@ -78,7 +69,7 @@ class EngineTable:
         return math.isfinite(high) and high > 1.5 * max(low, 1e-9) and high > 0.1
 
     def findings(self) -> list[Finding]:
-        """Why rows are missing, if they are, and that marking moved the outputs, if it did."""
+        """Findings on missing rows, and on outputs that marking changed."""
         found = [Finding("engine-layers", "", self.note)] if self.note else []
         if self.marking_effect_matters:
             message = (
@@ -97,7 +88,7 @@ def trace_engine(
     plan: PrecisionPlan,
     layers: pd.DataFrame,
 ) -> EngineTable | None:
-    """The error of every layer in engines; recalled from the cache where it is there."""
+    """The errors of ``layers`` on ``plan``'s engine; None if it is not TensorRT's."""
     runner = context.opened
     if not isinstance(runner, TensorRTRunner):
         return None
@@ -110,74 +101,110 @@ def trace_engine(
     found = context.cache.recall(key)
     if found is not None:
         return EngineTable(**found[0])
-    outputs_of = {layer.name: layer.outputs for layer in problem.layers}
-    # Of a layer that could not be computed nothing is known.
+    # The size of a layer that could not be computed is unknown.
     sizes = dict(zip(names, layers["elements"].fillna(0) * 4, strict=True))
-    errors: dict[str, list[TensorError]] = {}
-    marked_score, count, note, out_of_memory = math.nan, 0, "", False
-    now, seconds_per_byte = time.monotonic(), 0.0
-    deadline = now + TIME_BUDGET_S
-    for batch in _batches(names, sizes):
-        began, size = now, sum(sizes[name] for name in batch)
-        if count and began + seconds_per_byte * size > deadline:
-            note = (
-                f"{len(errors):,} of {len(layers):,} layers, those up to {batch[0]!r}, were "
-                "compared on the engine in the time that this may take"
-            )
-            break
-        tensors = [t for layer in batch for t in outputs_of[layer]]
-        try:
-            values = runner.marked(plan, samples, tensors)
-            if not count:
-                marked_score = _worst_score(problem, context, samples, values)
-        except RunnerFailedError as failure:
-            note = f"layers from {batch[0]!r} on could not be marked: {one_line(failure)}"
-            out_of_memory = failure.machine
-            break
-        count += 1
-        for sample, of_sample in zip(samples, values, strict=True):
-            for layer, tensor, exact in context.emulator.exact(sample, problem.settings.precision):
-                if tensor in of_sample:
-                    errors.setdefault(layer, []).append(tensor_error(exact, of_sample[tensor]))
-        now = time.monotonic()
-        seconds_per_byte = (now - began) / max(1.0, size)
-    known = [engine.known(plan, sample) for sample in samples]
-    unmarked = max((k.score for k in known if k is not None), default=math.nan)
-    rows = {name: _row(of_layer) for name, of_layer in errors.items()}
-    table = EngineTable(rows, _MARKED, marked_score, count, note, unmarked)
-    if not out_of_memory:  # else another run may have it
+    marking = _Marking(problem, context, runner, plan, samples)
+    marking.run(sizes)
+    evaluations = [engine.known(plan, sample) for sample in samples]
+    table = EngineTable(
+        rows={name: _row(of_layer) for name, of_layer in marking.errors.items()},
+        how="marked outputs",
+        marked_score=marking.score,
+        batches=marking.batches,
+        note=marking.note,
+        unmarked_score=max((e.score for e in evaluations if e is not None), default=math.nan),
+    )
+    if not marking.out_of_memory:  # another run may have more
         context.cache.record([Row(key, "layers", vars(table))])
     return table
+
+
+class _Marking:
+    """Builds engines with marked layers, and collects the ``errors`` of these on each sample."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        context: Context,
+        runner: TensorRTRunner,
+        plan: PrecisionPlan,
+        samples: Sequence[Sample],
+    ) -> None:
+        self._problem, self._context = problem, context
+        self._runner, self._plan, self._samples = runner, plan, samples
+        self.errors: dict[str, list[TensorError]] = {}
+        self.score, self.batches = math.nan, 0
+        self.note, self.out_of_memory = "", False
+
+    def run(self, sizes: Mapping[str, float]) -> None:
+        """Mark layers of ``sizes`` bytes in batches, for about 20 s."""
+        now, seconds_per_byte = time.monotonic(), 0.0
+        deadline = now + 20.0
+        for batch in _batches(sizes):
+            began, size = now, sum(sizes[name] for name in batch)
+            if self.batches and began + seconds_per_byte * size > deadline:
+                self.note = (
+                    f"{len(self.errors):,} of {len(sizes):,} layers, those up to {batch[0]!r}, "
+                    "were compared on the engine in the time that this may take"
+                )
+                return
+            try:
+                self._mark(batch)
+            except RunnerFailedError as failure:
+                self.note = f"layers from {batch[0]!r} on could not be marked: {one_line(failure)}"
+                self.out_of_memory = failure.machine
+                return
+            now = time.monotonic()
+            seconds_per_byte = (now - began) / max(1.0, size)
+
+    def _mark(self, batch: Sequence[str]) -> None:
+        """Run an engine that also gives the outputs of the layers in ``batch``.
+
+        Raises:
+            RunnerFailedError: it cannot be built or run.
+        """
+        marked = set(batch)
+        tensors = [t for x in self._problem.layers if x.name in marked for t in x.outputs]
+        values = self._runner.marked(self._plan, self._samples, tensors)
+        if not self.batches:
+            self.score = _worst_score(self._problem, self._context, self._samples, values)
+        self.batches += 1
+        precision = self._problem.settings.precision
+        for sample, of_sample in zip(self._samples, values, strict=True):
+            for layer, tensor, exact in self._context.emulator.exact(sample, precision):
+                if tensor in of_sample:
+                    error = tensor_error(exact, of_sample[tensor])
+                    self.errors.setdefault(layer, []).append(error)
 
 
 def _worst_score(
     problem: Problem, context: Context, samples: Sequence[Sample], values: Sequence[Values]
 ) -> float:
-    names = problem.graph.outputs  # a task metric is not shown the marked tensors
+    names = problem.graph.outputs  # a user's metric must not see the marked tensors
     return max(
         problem.requirements.score(context.references.of(s), {n: v[n] for n in names})
         for s, v in zip(samples, values, strict=True)
     )
 
 
-def _batches(names: Sequence[str], sizes: Mapping[str, float]) -> Iterator[list[str]]:
-    """``names`` in order, in parts of at most :data:`BATCH_BYTES`."""
+def _batches(sizes: Mapping[str, float]) -> Iterator[list[str]]:
+    """The names in order, in lists of at most :data:`BATCH_BYTES`."""
     batch: list[str] = []
-    size = 0.0
-    for name in names:
-        if batch and size + sizes[name] > BATCH_BYTES:
+    total = 0.0
+    for name, size in sizes.items():
+        if batch and total + size > BATCH_BYTES:
             yield batch
-            batch, size = [], 0.0
+            batch, total = [], 0.0
         batch.append(name)
-        size += sizes[name]
+        total += size
     if batch:
         yield batch
 
 
 def _row(errors: Sequence[TensorError]) -> dict[str, Any]:
-    """The numbers of one layer: the worst over the samples, and the mean, which ranks layers."""
+    """The columns of one layer: its worst errors, and the mean, which ranks layers."""
     error = worst_of(errors)
-    named = ("max_abs", "rmse", "rel_range", "snr_db")
-    row = {f"engine_{name}": getattr(error, name) for name in named}
+    metrics = ("max_abs", "rmse", "rel_range", "snr_db")
+    row = {f"engine_{name}": getattr(error, name) for name in metrics}
     row |= {"engine_finite": error.finite, "engine_nonfinite": error.nonfinite}
     return row | {"engine_mean_over_samples_rmse": mean_of(errors).rmse}

@@ -1,4 +1,4 @@
-"""The golden outputs held against the reference."""
+"""Compares the golden outputs with the reference."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from bisect_trt.steps.problem import Problem
 
 
 def check_golden(problem: Problem, context: Context) -> Diagnosis | None:
-    """The end of the run if the reference itself misses the golden outputs; None if it meets them,
-    or none were given.
+    """The diagnosis of a reference that misses the golden outputs; None if it meets them.
 
     Raises:
-        BadInputError: a golden output has another shape than the model's.
+        BadInputError: a golden output has a shape that the model's cannot have.
     """
     golden = problem.golden
     if golden is None:
         return None
     reference = context.references.of(problem.samples[0])
-    found = _other_shape(problem.graph.proto, golden, reference) or _not_finite(golden, reference)
-    if found is not None:
-        return found
-    if left := [name for name in reference if name not in golden]:
-        message = f"--golden has no {some_of(left)}: of the outputs only the others were held to it"
-        context.note(Finding("golden", left[0], message))
-    asked = _for_golden(problem.requirements, golden)
-    scores = {name: asked.score({**reference, name: golden[name]}, reference) for name in golden}
-    score = asked.score({**reference, **golden}, reference)
+    wrong = _other_shape(problem.graph.proto, golden, reference) or _not_finite(golden, reference)
+    if wrong is not None:
+        return wrong
+    if absent := [name for name in reference if name not in golden]:
+        message = (
+            f"--golden has no {some_of(absent)}: of the outputs only the others were held to it"
+        )
+        context.note(Finding("golden", absent[0], message))
+    requirements = _for_golden(problem.requirements, golden)
+    scores = {
+        name: requirements.score({**reference, name: golden[name]}, reference) for name in golden
+    }
+    score = requirements.score({**reference, **golden}, reference)
     if score <= 1.0:
         return None
     worst = max(scores, key=lambda name: scores[name])
@@ -50,37 +53,38 @@ def check_golden(problem: Problem, context: Context) -> Diagnosis | None:
 
 
 def _other_shape(model: onnx.ModelProto, golden: Arrays, reference: Arrays) -> Diagnosis | None:
-    """The end of the run if a golden output has another shape than the reference's.
+    """The diagnosis of a golden output with another shape than the reference's.
 
     Raises:
-        BadInputError: it is a shape that the model's output cannot have.
+        BadInputError: the model's output cannot have that shape.
     """
     for name, array in golden.items():
         if array.shape == reference[name].shape:
             continue
-        said = f"output {name!r} has shape {array.shape}, the model gives {reference[name].shape}"
+        shapes = f"output {name!r} has shape {array.shape}, the model gives {reference[name].shape}"
         if not _may_have(model, name, array.shape):
-            raise BadInputError(f"--golden: {said}")
+            raise BadInputError(f"--golden: {shapes}")
         return Diagnosis(
             Cause.GOLDEN_MISMATCH,
-            f"The reference itself differs from the golden outputs: {said}; look at the export, or "
-            "whether they are of this input.",
+            f"The reference itself differs from the golden outputs: {shapes}; look at the export, "
+            "or whether they are of this input.",
         )
     return None
 
 
 def _may_have(model: onnx.ModelProto, name: str, shape: tuple[int, ...]) -> bool:
-    """Whether the output may have this shape: what a detector finds follows its input."""
+    """Whether the output may have this shape; the number of a detector's boxes may differ."""
     declared = next(o for o in model.graph.output if o.name == name).type.tensor_type
     if not declared.HasField("shape"):
         return True
     dims = declared.shape.dim
-    known = [(d.dim_value, size) for d, size in zip(dims, shape, strict=False) if d.dim_value]
-    return len(dims) == len(shape) and all(wanted == size for wanted, size in known)
+    fixed = [(d.dim_value, size) for d, size in zip(dims, shape, strict=False) if d.dim_value]
+    return len(dims) == len(shape) and all(wanted == size for wanted, size in fixed)
 
 
 def _not_finite(golden: Arrays, reference: Arrays) -> Diagnosis | None:
-    """Golden outputs that are not finite where the reference is: no preprocessing made them so."""
+    """The diagnosis of golden outputs that are not finite where the reference is."""
+    # They were written wrongly: no preprocessing makes them so.
     for name, array in golden.items():
         broken = ~np.isfinite(array) & np.isfinite(reference[name])
         if count := int(np.count_nonzero(broken)):
@@ -93,16 +97,16 @@ def _not_finite(golden: Arrays, reference: Arrays) -> Diagnosis | None:
     return None
 
 
-def _for_golden(asked: Requirements, golden: Arrays) -> Requirements:
-    """The conditions on one input, and the default for outputs without any."""
-    alone = _alone(asked)
-    every = any(item.output is None for item in alone)  # a metric of the user's sees them all
-    seen = golden if every else {item.output for item in alone}
-    texts = [f"{n}:{text}" for n in golden if n not in seen for text in DEFAULT_REQUIREMENTS]
-    usual = parse_requirements(texts, list(golden), {}).items if texts else ()
-    return Requirements((*alone, *usual), asked.metrics, scales=asked.scales)
+def _for_golden(requirements: Requirements, golden: Arrays) -> Requirements:
+    """The requirements on one input, and the default for outputs without any."""
+    alone = _alone(requirements)
+    every = any(item.output is None for item in alone)  # also a user's metric, which sees all
+    covered = golden if every else {item.output for item in alone}
+    texts = [f"{n}:{text}" for n in golden if n not in covered for text in DEFAULT_REQUIREMENTS]
+    default = parse_requirements(texts, list(golden), {}).items if texts else ()
+    return Requirements((*alone, *default), requirements.metrics, scales=requirements.scales)
 
 
-def _alone(asked: Requirements) -> list[Requirement]:
-    """The conditions on each input alone."""
-    return [item for item in asked.items if item.metric not in asked.collective]
+def _alone(requirements: Requirements) -> list[Requirement]:
+    """The requirements on each input alone."""
+    return [item for item in requirements.items if item.metric not in requirements.collective]

@@ -1,4 +1,4 @@
-"""The error table of the layers: the network gone through once a sample, cached as a whole."""
+"""The error table of the layers, from one pass through the network for each sample."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _UNKNOWN: dict[str, Any] = {
     "overflows": False,
     "underflows": False,
 }
-"""Of a layer behind one that cannot be computed."""
+"""The row of a layer after one that cannot be computed."""
 
 _CHANNELS_SECOND = frozenset(
     {
@@ -60,25 +60,23 @@ _MEAN = ("max_abs", "rmse", "cosine")
 
 
 def trace_layers(problem: Problem, context: Context, samples: Sequence[Sample]) -> pd.DataFrame:
-    """A row for each reduced layer in network order, recalled from the cache where it is there.
+    """A row for each layer in network order: its errors, and the range of its values in FP32.
 
-    It has the worst and mean accumulated errors over the samples, the introduced errors, the
-    reference's range, and how its largest magnitudes spread over channels. ``underflows`` marks
-    layers whose infinities come from small values that became zero.
+    ``underflows`` marks layers whose infinities come from small values that became zero.
     """
     precision = problem.settings.precision
     digests = [sample.digest for sample in samples]
     key = context.evaluator.key("layer columns", precision.value, *digests)
-    found = context.cache.recall(key)
+    cached = context.cache.recall(key)
     columns: dict[str, list[Any]]
-    if found is not None:
-        columns = found[0]
+    if cached is not None:
+        columns = cached[0]
     else:
         columns = _traced(problem, context, samples)
         context.cache.record([Row(key, "layers", columns)])
     layers = problem.layers
-    known = {"op": [x.op for x in layers], "scope": [x.scope for x in layers]}
-    return pd.DataFrame({"layer": [x.name for x in layers], **known, **columns})
+    names = {"layer": [x.name for x in layers], "op": [x.op for x in layers]}
+    return pd.DataFrame({**names, "scope": [x.scope for x in layers], **columns})
 
 
 def _traced(problem: Problem, context: Context, samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -88,19 +86,20 @@ def _traced(problem: Problem, context: Context, samples: Sequence[Sample]) -> di
     expected = len(samples) * len(problem.layers)
     for number, sample in enumerate(samples):
         done = number * len(problem.layers)
-        # Behind a layer that cannot be computed with rounded inputs no errors can be shown.
+        # After a layer that cannot be computed with rounded inputs there are no errors.
         with suppress(RunnerFailedError):
             for values in context.emulator.trace(sample, plan):
                 found[values.layer].add(number, values)
                 done += 1
                 context.observer.progress(min(done, expected), expected, values.layer)
     rows = [layer.row() for layer in found.values()]
+    # A layer that could not be computed has no row of its own.
     names = dict.fromkeys((*_UNKNOWN, *(name for row in rows for name in row)))
     return {name: [row.get(name, _UNKNOWN.get(name, math.nan)) for row in rows] for name in names}
 
 
 class _LayerErrors:
-    """What became of a layer over the samples."""
+    """The errors of a layer over the samples."""
 
     def __init__(self, op: str, samples: int) -> None:
         self._op = op
@@ -110,23 +109,25 @@ class _LayerErrors:
         self._peaks: NDArray[np.float32] | None = None
 
     def add(self, number: int, values: LayerValues) -> None:
-        """One more tensor of the layer, of the sample with that number."""
+        """Add one more tensor of the layer, of the sample with that number."""
         reference = values.reference
         self._accumulated[number].append(tensor_error(reference, values.accumulated))
         self._introduced[number].append(tensor_error(reference, values.introduced))
         # Images have their channels second, sequences last.
         images = reference.ndim > 3 or self._op in _CHANNELS_SECOND
         peaks = channel_peaks(reference, 1 if images else -1)
+        # Inputs of other sizes may have other numbers of channels.
         if self._peaks is None:
             self._peaks = peaks
         elif self._peaks.shape == peaks.shape:
             self._peaks = np.maximum(self._peaks, peaks)
+        # Infinite from inputs in range: a small value became zero, and something divides by it.
         if not all_finite(values.introduced):
             self._underflows |= values.in_range
             self._overflows |= not values.in_range
 
     def row(self) -> dict[str, Any]:
-        """The numbers: worst over its tensors, then worst and mean over the samples."""
+        """The errors, worst over the layer's tensors, then worst and mean over the samples."""
         if self._peaks is None:
             return {}
         worst, mean = (

@@ -1,10 +1,10 @@
-"""``load``: what a run works on, read and checked before anything is written."""
+"""Reads and checks what a run works on, before anything is written."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import onnx
@@ -33,20 +33,28 @@ from bisect_trt.metrics.parser import load_metrics, parse_requirements
 from bisect_trt.metrics.requirements import Requirements
 from bisect_trt.metrics.rounding import INFINITE_FROM
 from bisect_trt.metrics.user_metric import UserMetric
-from bisect_trt.model.cautions import cautions, doubles, refuse_unsupported, weight_findings
-from bisect_trt.model.graph import FLOATS, Graph
+from bisect_trt.model.cautions import cautions, doubles, refuse_unsupported
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import input_specs, length_axes
 from bisect_trt.model.layernorm import Fused, fuse_layernorm
 from bisect_trt.model.layers import Layer
-from bisect_trt.model.lifted import load_source
+from bisect_trt.model.lifted import Lifted, SourceModel, load_source
 from bisect_trt.model.load import LoadedModel
-from bisect_trt.model.outputs import decided_outputs, judged_part, names_of, tail_outputs, words
+from bisect_trt.model.lost_constants import weight_findings
+from bisect_trt.model.outputs import (
+    decided_outputs,
+    judged_part,
+    judged_part_sentence,
+    names_of,
+    tail_outputs,
+)
+from bisect_trt.model.precision_rules import FLOATS
 from bisect_trt.model.roundings import list_movers
 from bisect_trt.runners.ort_session import reference_session, run_all
 from bisect_trt.runners.reference import Lookups, Reference
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.settings import Settings
-from bisect_trt.steps.memory_need import check_need, need_of, need_of_samples, usual_seconds
+from bisect_trt.steps.memory_need import check_need, need_of, usual_seconds
 from bisect_trt.steps.saved_plan import SavedPlan, begun_at, held_layers, marked_layers, read_plan
 from bisect_trt.version import __version__
 
@@ -83,14 +91,14 @@ def rewritten(model: onnx.ModelProto, samples: Sequence[Sample], name: str) -> F
 def odd_outputs(
     graph: Graph, requirements: Requirements, layers: Sequence[str]
 ) -> tuple[Finding, ...]:
-    """Outputs that no requirement looks at, and error bounds asked of classes or indices."""
+    """Findings on outputs without a requirement, and on error bounds for classes or indices."""
     items = requirements.items
     if any(item.own for item in items):
         return ()
     found = []
-    asked = {str(item.output) for item in items if item.output is not None}
+    named = {str(item.output) for item in items if item.output is not None}
     everywhere = [item for item in items if item.output is None]
-    unasked = sorted(set(graph.outputs) - asked) if not everywhere else []
+    unasked = sorted(set(graph.outputs) - named) if not everywhere else []
     if unasked:
         message = (
             f"no requirement looks at {some_of([repr(name) for name in unasked])}: but for "
@@ -109,53 +117,47 @@ def odd_outputs(
     return tuple(found)
 
 
-_ALL_TOGETHER = (
-    "--allow-misses {:g} does nothing here: a requirement is on all inputs together, and none may "
-    "miss"
-)
-
-
 @dataclass(frozen=True)
 class Problem:
     """Model, inputs and requirements of one run, all of them usable.
 
-    ``graph`` is what is judged, with the outputs ``judged`` where that is a part of the ``whole``.
-    ``holdout`` are inputs that no search sees, ``layers`` those that can run at the settings'
-    precision, ``golden`` the original framework's outputs. ``reference`` is the opened FP32 model,
-    ``metrics`` are the user's own, ``findings`` what could be said before anything ran.
-    ``rewritten`` maps the layers that ``--rewrite`` made to those they stand for.
-    ``held_pins`` and ``kept_reduced`` are layers that stay in FP32, or reduced, whatever the search
-    would say; ``unsupported`` are the held pins that the engine does not take reduced, and
-    ``source_fp32`` those that a source which is reduced already (``lifted``) keeps so. ``begin``
-    are the pins of the ``older`` plan that it begins with. ``marked`` are the layers that the
-    tables show, None for all. ``usual_seconds`` is about what an emulated inference takes, counted
-    from the model. ``on_engine`` is true where an engine has the last word.
+    ``graph`` is the judged part of the ``whole`` model, with the outputs ``judged``, which are
+    empty where all of it is judged. ``lifted`` says that the source is reduced already.
+    ``layers`` can run at the settings' precision. No search sees ``holdout``.
+    ``golden`` are the original framework's outputs, ``reference`` is the opened FP32 model,
+    ``metrics`` are the user's own. ``rewritten`` maps the layers that ``--rewrite`` made to those
+    they stand for.
+    ``held_pins`` stay in FP32 and ``kept_reduced`` reduced whatever the search finds. The engine
+    does not take ``unsupported`` reduced; the lifted source keeps ``source_fp32`` in FP32.
+    The search begins with ``begin``, pins of the ``older`` plan. Tables show the ``marked`` layers,
+    all where it is None. ``usual_seconds`` estimates an emulated inference from the model.
+    ``on_engine`` says that an engine decides.
     """
 
     settings: Settings
     model: LoadedModel
     graph: Graph
+    whole: Graph
+    judged: tuple[str, ...]
+    lifted: bool
     samples: tuple[Sample, ...]
     holdout: tuple[Sample, ...]
     layers: tuple[Layer, ...]
     requirements: Requirements
+    metrics: tuple[UserMetric, ...]
     golden: Arrays | None
-    rewritten: Mapping[str, tuple[str, ...]]
-    findings: tuple[Finding, ...]
     reference: Reference
+    rewritten: Mapping[str, tuple[str, ...]]
+    held_pins: frozenset[str]
+    kept_reduced: frozenset[str]
+    source_fp32: frozenset[str]
+    older: SavedPlan | None
+    begin: frozenset[str]
+    marked: frozenset[str] | None
+    findings: tuple[Finding, ...]
     usual_seconds: float
-    metrics: tuple[UserMetric, ...] = ()
-    held_pins: frozenset[str] = frozenset()
-    kept_reduced: frozenset[str] = frozenset()
-    begin: frozenset[str] = frozenset()
-    older: SavedPlan | None = None
-    marked: frozenset[str] | None = None
-    on_engine: bool = False
     unsupported: frozenset[str] = frozenset()
-    lifted: bool = False
-    source_fp32: frozenset[str] = frozenset()
-    whole: Graph = field(default_factory=lambda: Graph(onnx.ModelProto()))
-    judged: tuple[str, ...] = ()
+    on_engine: bool = False
 
     def plan_of_whole(self, plan: PrecisionPlan) -> PrecisionPlan:
         """``plan`` for the model to ship, whose layers behind the judged part stay in FP32."""
@@ -163,7 +165,7 @@ class Problem:
         return replace(plan, pinned=plan.pinned | behind, movers=Movers()) if behind else plan
 
     def holding(self, layers: Collection[str]) -> Problem:
-        """The same with ``layers`` held in FP32, which do not run reduced."""
+        """The same problem with the unsupported ``layers`` held in FP32."""
         return replace(
             self,
             held_pins=self.held_pins.union(layers),
@@ -172,38 +174,39 @@ class Problem:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The ids of the layers that are searched, in network order: those that are not held."""
+        """The ids of the layers that are searched, in network order."""
         held = self.held_pins | self.kept_reduced
         return tuple(layer.name for layer in self.layers if layer.name not in held)
 
     @cached_property
     def base(self) -> PrecisionPlan:
-        """Everything reduced but for the layers that are held in FP32."""
+        """The plan that reduces everything but the layers held in FP32."""
         movers = list_movers(self.graph, self.settings.precision).apart_from(self.kept_reduced)
         return PrecisionPlan(self.settings.precision, held=self.held_pins, movers=movers)
 
     @cached_property
     def chance(self) -> tuple[int, ...]:
-        """What copies' seeds begin with: another number where a search begins at a plan."""
+        """The first numbers of all seeds of copies; others where the search begins at a plan."""
+        # A plan that was searched with some copies must not be validated on the same ones.
         if self.older is None:
             return ()
-        told = "\0".join([self.older.chance, *sorted(self.begin)])
-        return (int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "big"),)
+        text = "\0".join([self.older.chance, *sorted(self.begin)])
+        return (int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"),)
 
     @property
     def searched(self) -> dict[str, str]:
-        """What a plan of this search has seen, so that a later search tests on other inputs."""
+        """What plan.json says of the search, so that a later one is validated on other inputs."""
         seen = self.older.inputs if self.older is not None else frozenset[str]()
-        mine = {short_digest(sample) for sample in self.samples}
+        digests = {short_digest(sample) for sample in self.samples}
         return {
             "chance": "".join(f"{n:016x}" for n in self.chance),
-            "inputs": " ".join(sorted(seen | mine)),
+            "inputs": " ".join(sorted(seen | digests)),
         }
 
     @cached_property
     def lookups(self) -> Lookups:
-        """What token ids stand for, for samples that cannot be moved themselves."""
-        return Lookups(self.graph)
+        """The embeddings of token ids, for samples that cannot be perturbed themselves."""
+        return Lookups(self.graph, self.settings.threads or 0)
 
     @cached_property
     def lengths(self) -> dict[str, int]:
@@ -212,19 +215,19 @@ class Problem:
 
     @cached_property
     def moves_inputs(self) -> bool:
-        """Whether some given input can be moved a little."""
+        """Whether some given input can be perturbed."""
         return any(can_be_perturbed(s.arrays, self.graph.discrete) for s in self.samples)
 
     @cached_property
     def moves_lookups(self) -> bool:
-        """Whether none can, and what some given input looks up can."""
+        """Whether no given input can be perturbed, but the embeddings of one can."""
         if self.moves_inputs or not self.graph.lookups:
             return False
         return any(can_perturb_lookups(self.lookups.of(s)) for s in self.samples)
 
     @cached_property
     def key(self) -> str:
-        """The content that every answer of the cache depends on, the inputs apart."""
+        """The hash of everything that each answer in the cache depends on, but the inputs."""
         requirements = self.requirements
         metrics = [metric.digest for metric in self.metrics]
         metrics += sorted(requirements.collective)
@@ -241,26 +244,19 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     """
     observer.step("load")
     source = load_source(settings.model)
-    model, lifted = source.model, source.lifted
+    lifted, specs = source.lifted, input_specs(source.model.proto)
     if lifted is not None and settings.precision is Precision.FP16:  # the default
         settings = replace(settings, precision=lifted.precision)
     check_kinds(settings.augmented)
-    graph, specs = source.graph, input_specs(model.proto)
-    whole, outputs, cut_at = graph, list[str](), list[str]()
-    if settings.outputs:
-        outputs = names_of(settings.outputs, model.proto)
-    else:
-        outputs, cut_at = tail_outputs(model.proto, of_rows=not settings.require)
-    if outputs:
-        model = replace(model, proto=judged_part(model.proto, outputs))
-        graph = replace(graph, proto=model.proto, stored_outputs={})
+    model, graph, judged, findings = _judged(settings, source)
     refuse_unsupported(graph, model.name)
-    check_need(need_of(graph, settings, specs), model.name)
+    # Before the inputs are read, which may take long.
+    check_need(need_of(graph, settings), model.name)
     older = read_plan(settings.start_from) if settings.start_from is not None else None
     seen = older.inputs if older is not None else frozenset[str]()
     samples, holdout, counted = load_inputs(settings, specs, observer, seen, searches=searches)
-    inputs = [*samples, *holdout]
-    check_need(need_of_samples(graph, settings, inputs), model.name)
+    findings += counted
+    check_need(need_of(graph, settings, [*samples, *holdout]), model.name)
     replaced: Mapping[str, tuple[str, ...]] = {}
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
@@ -268,72 +264,109 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         digest = f"{model.digest}+{settings.rewrite}"
         model = replace(model, proto=fused.model, digest=digest, written_out=False)
         graph = replace(graph, proto=model.proto)
-    layers = _layers(graph, settings, model.name)
-    held_pins, kept_reduced = held_layers(settings, layers)
-    source_fp32 = frozenset[str]()
-    if lifted is not None:
-        source_fp32 = lifted.islands.intersection(x.name for x in layers) - kept_reduced
-    held_pins |= source_fp32
-    searched = [x.name for x in layers if x.name not in held_pins | kept_reduced]
-    begin, of_older = begun_at(older, searched)
-    metrics, collective = load_metrics(settings.metrics)
-    decided = [name for name in graph.outputs if graph.types.type_of(name) not in FLOATS]
-    requirements = parse_requirements(settings.require, graph.outputs, metrics, collective, decided)
-    if lifted is not None and (limit := INFINITE_FROM.get(lifted.precision)) is not None:
-        stored = [name for name in graph.outputs if name in lifted.outputs]
-        requirements = replace(requirements, limits=dict.fromkeys(stored, limit))
-    if settings.profiles:  # nonsense is an error with every runner
-        profile_of(graph.proto, inputs, settings.profiles)
-    golden = load_golden(settings, graph, len(samples))
-    findings = list[Finding]()
-    if lifted is not None:
-        kind = "lifted" if lifted.reduced else "stored-reduced"
-        findings.append(Finding(kind, "", lifted.sentence))
-    if outputs:
-        findings.append(Finding("judged-part", outputs[0], words(outputs, cut_at)))
-    findings += counted
     if replaced:
         message = (
             f"{len(replaced)} LayerNorms were rewritten as one operator each; model.rewritten.onnx "
             "is what the plan is for"
         )
         findings.append(Finding("rewrite", next(iter(replaced)), message))
-    for sentence in suspicious_inputs(samples):
-        findings.append(Finding("input", sentence.partition(":")[0], sentence))
-    findings += [*cautions(graph), *weight_findings(graph, settings.precision)]
-    findings += [*untested_sizes(specs, inputs), *few_ids(graph, samples)]
-    findings += odd_outputs(graph, requirements, [layer.name for layer in layers])
-    if requirements.of_sets and settings.asked_of_given < 1.0:
-        message = _ALL_TOGETHER.format(settings.allow_misses or 0.0)
-        findings.append(Finding("allow-misses", "", message))
-    if of_older is not None:
-        findings.append(of_older)
-    for finding in findings:
+    problem = _problem(
+        settings,
+        source,
+        model,
+        graph,
+        judged=judged,
+        samples=samples,
+        holdout=holdout,
+        older=older,
+        replaced=replaced,
+        findings=findings,
+    )
+    for finding in problem.findings:
         observer.finding(finding.message)
+    return problem
+
+
+def _problem(
+    settings: Settings,
+    source: SourceModel,
+    model: LoadedModel,
+    graph: Graph,
+    *,
+    judged: tuple[str, ...],
+    samples: Sequence[Sample],
+    holdout: Sequence[Sample],
+    older: SavedPlan | None,
+    replaced: Mapping[str, tuple[str, ...]],
+    findings: Sequence[Finding],
+) -> Problem:
+    """The problem of a model and its inputs, with layers, requirements and further findings."""
+    lifted, inputs = source.lifted, [*samples, *holdout]
+    layers = _layers(graph, settings, model.name)
+    names = [layer.name for layer in layers]
+    held_pins, kept_reduced = held_layers(settings, layers)
+    islands = lifted.islands if lifted is not None else frozenset[str]()
+    source_fp32 = islands.intersection(names) - kept_reduced
+    held_pins |= source_fp32
+    searched = [name for name in names if name not in held_pins | kept_reduced]
+    begin, of_older = begun_at(older, searched)
+    requirements, metrics = _requirements(settings, graph, lifted)
+    if settings.profiles:  # nonsense is an error with every runner
+        profile_of(graph.proto, inputs, settings.profiles)
     return Problem(
         settings=settings,
         model=model,
         graph=graph,
+        whole=source.graph if judged else graph,
+        judged=judged,
+        lifted=lifted is not None,
         samples=tuple(samples),
         holdout=tuple(holdout),
         layers=layers,
         requirements=requirements,
-        golden=golden,
+        metrics=metrics,
+        golden=load_golden(settings, graph, len(samples)),
+        reference=Reference(graph, model.name, settings.threads or 0),
         rewritten=replaced,
-        findings=tuple(findings),
-        reference=Reference(graph, model.name),
-        usual_seconds=usual_seconds(graph, samples),
-        metrics=(*metrics.values(), *collective.values()),
         held_pins=held_pins,
         kept_reduced=kept_reduced,
-        begin=begin,
-        older=older,
-        marked=marked_layers(settings, graph, layers),
-        lifted=lifted is not None,
         source_fp32=source_fp32,
-        whole=whole if outputs else graph,
-        judged=tuple(outputs),
+        older=older,
+        begin=begin,
+        marked=marked_layers(settings, graph, layers),
+        findings=(
+            *findings,
+            *_input_findings(samples),
+            *cautions(graph),
+            *weight_findings(graph, settings.precision),
+            *untested_sizes(input_specs(source.model.proto), inputs),
+            *few_ids(graph, samples),
+            *odd_outputs(graph, requirements, names),
+            *_idle_misses(settings, requirements),
+            *of_older,
+        ),
+        usual_seconds=usual_seconds(graph, samples),
     )
+
+
+def _judged(
+    settings: Settings, source: SourceModel
+) -> tuple[LoadedModel, Graph, tuple[str, ...], list[Finding]]:
+    """The part of the source that is judged, its outputs if it is not the whole, and findings."""
+    model, graph, lifted = source.model, source.graph, source.lifted
+    findings = []
+    if lifted is not None:
+        kind = "lifted" if lifted.reduced else "stored-reduced"
+        findings.append(Finding(kind, "", lifted.sentence))
+    if settings.outputs:
+        outputs, cut_at = names_of(settings.outputs, model.proto), list[str]()
+    else:
+        outputs, cut_at = tail_outputs(model.proto, of_rows=not settings.require)
+    if outputs:
+        model = replace(model, proto=judged_part(model.proto, outputs))
+        graph = replace(graph, proto=model.proto, stored_outputs={})
+        findings.append(Finding("judged-part", outputs[0], judged_part_sentence(outputs, cut_at)))
+    return model, graph, tuple(outputs), findings
 
 
 def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:
@@ -355,3 +388,33 @@ def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:
             f"({why})"
         )
     return layers
+
+
+def _requirements(
+    settings: Settings, graph: Graph, lifted: Lifted | None
+) -> tuple[Requirements, tuple[UserMetric, ...]]:
+    """The requirements on the judged outputs, and the user's metrics in them."""
+    metrics, collective = load_metrics(settings.metrics)
+    decided = [name for name in graph.outputs if graph.types.type_of(name) not in FLOATS]
+    found = parse_requirements(settings.require, graph.outputs, metrics, collective, decided)
+    # What the source stores as FP16 is infinite where FP16 ends, whatever the FP32 reference says.
+    if lifted is not None and (limit := INFINITE_FROM.get(lifted.precision)) is not None:
+        stored = [name for name in graph.outputs if name in lifted.outputs]
+        found = replace(found, limits=dict.fromkeys(stored, limit))
+    return found, (*metrics.values(), *collective.values())
+
+
+def _input_findings(samples: Sequence[Sample]) -> list[Finding]:
+    sentences = suspicious_inputs(samples)
+    return [Finding("input", sentence.partition(":")[0], sentence) for sentence in sentences]
+
+
+def _idle_misses(settings: Settings, requirements: Requirements) -> list[Finding]:
+    """A finding if ``--allow-misses`` was given and the requirement judges inputs together."""
+    if not requirements.of_sets or settings.asked_of_given >= 1.0:
+        return []
+    message = (
+        f"--allow-misses {settings.allow_misses or 0.0:g} does nothing here: a requirement is on "
+        "all inputs together, and none may miss"
+    )
+    return [Finding("allow-misses", "", message)]

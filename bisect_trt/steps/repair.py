@@ -38,13 +38,13 @@ from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.samples import SEARCH_STREAM, perturbs
 
-RANGED_INPUTS = 8
-"""Given inputs that the tensors' ranges are measured on."""
+RANGED_INPUTS = 4
+"""Given inputs that ranges, noise and headroom are measured on."""
 
 PERTURBED_INPUTS = 16
 """Perturbed inputs on which the repaired graph is compared with the original."""
 
-JUDGED_INPUTS = 16
+JUDGED_INPUTS = 12
 """Given and perturbed inputs on which the repaired graph is run reduced."""
 
 MAX_CHANGE = 1e-5
@@ -194,6 +194,7 @@ class _Prover:
         half = JUDGED_INPUTS // 2
         self._judged = [*evenly(self._given, half), *self._perturbed[:half]]
         self._check_time = context.time.check
+        self._threads = problem.settings.threads or 0
         self._rounds = 0
         self._known: dict[tuple[Rule, ...], Edited] = {}
         self._errors: dict[Graph, Error] = {}
@@ -223,7 +224,7 @@ class _Prover:
             change=self._change(found.graph),
             headroom=headroom,
             before=self._ranges(self._start),
-            after=self._ranges(found.graph),
+            after=found.ranges,
         )
 
     def _edited(self, rules: Collection[Rule]) -> Edited:
@@ -263,8 +264,8 @@ class _Prover:
                 found = less
         return found, refused
 
-    def _beyond(self, graph: Graph, samples: Sequence[Sample]) -> int:
-        """How many tensors leave FP16's range."""
+    def _beyond(self, graph: Graph, samples: Sequence[Sample] = ()) -> int:
+        """How many tensors leave FP16's range on ``samples``, or on the given inputs."""
         ranges = self._ranges(graph, samples).values()
         return sum(found.largest > LARGEST_FP16 for found in ranges)
 
@@ -274,7 +275,7 @@ class _Prover:
         for tensor, now in self._observed(graph, evenly(given or self._given, RANGED_INPUTS)):
             found[tensor] = now if tensor not in found else now.joined(found[tensor])
         if not given:
-            doubled = [_times(s, 2.0) for s in evenly(self._given, RANGED_INPUTS)]
+            doubled = [_times(s, 2.0) for s in evenly(self._given, RANGED_INPUTS // 2)]
             for tensor, now in self._observed(graph, doubled):
                 if tensor in found:
                     reach = max(found[tensor].reach, now.largest)
@@ -284,7 +285,7 @@ class _Prover:
     def _observed(self, graph: Graph, samples: Sequence[Sample]) -> Iterator[tuple[str, Range]]:
         """The FP32 range of each tensor on each of ``samples``."""
         precision = self._problem.settings.precision
-        runner = EmulatedRunner(graph, precision)
+        runner = EmulatedRunner(graph, precision, threads=self._threads)
         self._rounds += 1
         for number, sample in enumerate(samples):
             self._context.observer.progress(number, len(samples), f"ranges, round {self._rounds}")
@@ -295,7 +296,6 @@ class _Prover:
                 for name, values in chain(inputs, made):
                     if (observed := range_of(values)) is not None:
                         yield name, observed
-        runner.release()
 
     def _plan(self, graph: Graph) -> PrecisionPlan:
         problem = self._problem
@@ -308,34 +308,32 @@ class _Prover:
         if graph not in self._errors:
             references = [self._context.references.of(sample) for sample in self._judged]
             scores = list(self._scores(graph, self._judged, references))
-            scores += [math.inf] * (len(self._judged) - len(scores))
             self._errors[graph] = Error(sum(s > 1.0 for s in scores), max(scores))
         return self._errors[graph]
 
     def _scores(
         self, graph: Graph, samples: Sequence[Sample], references: Sequence[Arrays]
     ) -> Iterator[float]:
-        runner = EmulatedRunner(graph, self._problem.settings.precision)
-        requirements = self._problem.requirements
-        try:
-            outputs = runner.outputs(self._plan(graph), samples)
-            for reference, candidate in zip(references, outputs, strict=True):
-                self._check_time()
+        precision, requirements = self._problem.settings.precision, self._problem.requirements
+        runner, plan = EmulatedRunner(graph, precision, threads=self._threads), self._plan(graph)
+        for sample, reference in zip(samples, references, strict=True):
+            self._check_time()
+            try:
+                candidate = next(iter(runner.outputs(plan, [sample])))
+            except RunnerFailedError:  # such as an index that became NaN
+                yield math.inf
+            else:
                 yield requirements.judge(reference, candidate).score
-        except RunnerFailedError:  # such as an index that became NaN
-            return
-        finally:
-            runner.release()
 
     def _headroom(self, graph: Graph, score: float) -> float:
         """The largest factor on the inputs that the repaired graph takes.
 
         At a larger one an output is not finite, or misses because a tensor leaves the range that
-        does not on the given inputs. A network that is sensitive to rounding is not to blame.
+        does not on the given inputs.
         """
-        limit, beyond = max(1.0, 2.0 * score), self._beyond(graph, self._given)
+        limit = max(1.0, 2.0 * score)
         # The repaired graph's own FP32 is right where the original's may not be.
-        exact = Reference(graph)
+        exact = Reference(graph, threads=self._threads)
         found = 1.0
         for factor in FACTORS:
             samples = [_times(s, factor) for s in self._given[:RANGED_INPUTS]]
@@ -344,9 +342,10 @@ class _Prover:
             except RunnerFailedError:
                 break
             scores = list(self._scores(graph, samples, references))
-            if len(scores) < len(samples) or math.isinf(max(scores)):
+            if math.isinf(max(scores)):
                 break
-            if max(scores) > limit and self._beyond(graph, samples) > beyond:
+            # A network that is sensitive to rounding is not to blame.
+            if max(scores) > limit and self._beyond(graph, samples) > self._beyond(graph):
                 break
             found = factor
         exact.release()
@@ -355,7 +354,9 @@ class _Prover:
     def _change(self, graph: Graph) -> Change:
         if graph not in self._changes:
             probes = probes_of(self._given, self._perturbed)
-            self._changes[graph] = fp32_change(self._problem.graph, graph, probes, self._check_time)
+            self._changes[graph] = fp32_change(
+                self._problem.graph, graph, probes, self._threads, self._check_time
+            )
         return self._changes[graph]
 
 
@@ -372,24 +373,28 @@ def fp32_change(
     original: Graph,
     edited: Graph,
     samples: Iterable[Sample],
+    threads: int = 0,
     before_each: Callable[[], None] = lambda: None,
 ) -> Change:
     """What ``edited`` changes of the FP32 outputs of ``original``, the worst of ``samples``.
 
+    FP32's noise is measured on the first few of them.
+
     Samples that the original does not take are left out, as are those on which ``edited`` is the
     nearer to double precision. One that only ``edited`` does not take is an infinite change.
     """
-    exactly, newly = Reference(original), Reference(edited)
+    exactly, newly = Reference(original, threads=threads), Reference(edited, threads=threads)
     share, noise, where = 0.0, 0.0, ""
-    for sample in samples:
+    for number, sample in enumerate(samples):
         before_each()
         try:
             exact = exactly.outputs(sample)
         except RunnerFailedError:
             continue
-        written = with_unique_names(original.taking(sample.arrays).proto)
-        other = outputs_of(written, sample.arrays, sample.name)
-        noise = max(noise, *(_moved(exact[n], other[n]) for n in exact))
+        if number < RANGED_INPUTS:
+            written = with_unique_names(original.taking(sample.arrays).proto)
+            other = outputs_of(written, sample.arrays, sample.name, threads)
+            noise = max(noise, *(_moved(exact[n], other[n]) for n in exact))
         try:
             candidate = newly.outputs(sample)
         except RunnerFailedError as error:

@@ -1,4 +1,4 @@
-"""The folder that a run works in: nobody else uses it, and nothing of the user's is lost."""
+"""Chooses and locks a run's folder, and refuses to write over files that are not a run's."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from bisect_trt.steps.problem import Problem
 
 try:
     import fcntl
-except ImportError:  # no POSIX: two runs in one folder are then not told apart
+except ImportError:  # no POSIX: two runs in one folder are then not noticed
     fcntl = None  # type: ignore[assignment]
 
 _OWNER = "owner"
+"""The key of the cache's row with the path of the model."""
 
 
 @contextmanager
 def claimed_folder(problem: Problem, folder: Path) -> Iterator[Cache]:
-    """The cache in ``folder``, which nobody else uses until the block ends.
+    """The cache in ``folder``, which no other run uses until the block ends.
 
     Raises:
         BadInputError: the folder cannot be written, is in use, holds files that are not a run's or
@@ -42,7 +43,7 @@ def claimed_folder(problem: Problem, folder: Path) -> Iterator[Cache]:
 
 
 def refuse_answer(folder: Path) -> None:
-    """Tables alone take no answer's place.
+    """Refuse to replace an answer by tables alone.
 
     Raises:
         BadInputError: ``folder`` holds a run's answer.
@@ -55,8 +56,9 @@ def refuse_answer(folder: Path) -> None:
 
 
 def folder_of(problem: Problem, suffix: str) -> Path:
-    """As asked for, else ``reports/<model>-<precision><suffix>`` here; where that is another
-    model's of the same name, with some of the path's digest behind it. Nothing is made.
+    """``--out``, else ``reports/<model>-<precision><suffix>`` here. Nothing is made.
+
+    A digest of the path is added where the folder belongs to another model of the same name.
     """
     if problem.settings.out is not None:
         return problem.settings.out
@@ -76,41 +78,37 @@ def _source_of(problem: Problem) -> str:
 
 
 def _owner_of(folder: Path) -> str | None:
-    """The model whose runs lie in ``folder``; None where that cannot be told."""
+    """The path of the model whose runs ``folder`` holds; None where that is unknown."""
     path = folder / CACHE
     if not path.is_file():
         return None
-    with suppress(sqlite3.Error, OSError, ValueError), closing(_opened(path)) as database:
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    # The folder is not locked yet, so that the cache may not be written, nor made anew.
+    with (
+        suppress(sqlite3.Error, OSError, ValueError),
+        closing(sqlite3.connect(uri, uri=True)) as database,
+    ):
         query = "SELECT meta FROM answers WHERE key = ?"
         row = database.execute(query, (_OWNER,)).fetchone()
         return None if row is None else str(json.loads(row[0]))
     return None
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Make ``folder`` and lock it inside the block.
 
-
-def _make(folder: Path) -> None:
+    Raises:
+        BadInputError: the folder cannot be written, or is in use.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, ValueError) as error:
         raise not_written(f"--out {folder}", error, "; choose another folder") from error
-
-
-@contextmanager
-def held_folder(folder: Path) -> Iterator[None]:
-    """``folder``, made if it is not there; nobody else runs in it inside the block. The system lets
-    go of it with the process.
-
-    The folder itself is locked: SQLite has locks of its own on the cache.
-
-    Raises:
-        BadInputError: the folder cannot be written, or is in use.
-    """
-    _make(folder)
+    # The system unlocks the folder when the process ends, however it ends. The lock is on the
+    # folder, since SQLite has locks of its own on the cache.
     if fcntl is None:
         yield
         return
@@ -124,7 +122,7 @@ def held_folder(folder: Path) -> Iterator[None]:
                 "--out"
             ) from None
         except OSError:
-            pass  # a file system without locks: two runs are then not told apart
+            pass  # a file system without locks: two runs are then not noticed
         yield
     finally:
         os.close(handle)
@@ -133,11 +131,9 @@ def held_folder(folder: Path) -> Iterator[None]:
 def _check_files(folder: Path, problem: Problem) -> None:
     """Refuse to write over what the run reads, and over what no run wrote."""
     settings = problem.settings
-    read = [problem.model.path, *problem.model.side_files]
-    read += [Path(s) for s in (*settings.inputs, *settings.holdout) if isinstance(s, (str, Path))]
-    golden = settings.golden
-    sources = [Path(p) for p in read if p is not None]
-    sources += [Path(golden)] if isinstance(golden, (str, Path)) else []
+    given = (*settings.inputs, *settings.holdout, settings.golden)
+    sources = [p for p in (problem.model.path, *problem.model.side_files) if p is not None]
+    sources += [Path(p) for p in given if isinstance(p, (str, Path))]
     for name in (*RESULT_FILES, *VERIFY_FILES, CACHE):
         written = folder / name
         if not written.exists():

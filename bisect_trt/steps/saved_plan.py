@@ -1,4 +1,4 @@
-"""Plans from files and from patterns of names."""
+"""Reads plan.json, and the layers that options name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.scales import Scale
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
-from bisect_trt.model.typed import select_tensors
+from bisect_trt.model.outputs import select_tensors
 from bisect_trt.settings import Settings
 
 
@@ -26,7 +26,7 @@ def marked_layers(
     """The layers that ``--mark`` names; None where it is not given.
 
     Raises:
-        BadInputError: a selector names none of those that can run at the precision.
+        BadInputError: a selector names no layer that can run at the precision.
     """
     if not settings.mark:
         return None
@@ -43,7 +43,7 @@ def marked_layers(
 
 
 def compiled(flag: str, text: str) -> re.Pattern[str]:
-    """What an option's regular expression says.
+    """The regular expression ``text`` of the option ``flag``.
 
     Raises:
         BadInputError: it is none.
@@ -60,7 +60,7 @@ def held_layers(
     """The layers that ``--keep-fp32`` and ``--keep-reduced`` name.
 
     Raises:
-        BadInputError: no expression, one that names no layer, or a layer named by both.
+        BadInputError: an expression is wrong or names no layer, or both name the same layer.
     """
     kept_fp32 = _named("--keep-fp32", settings.keep_fp32, layers)
     kept_reduced = _named("--keep-reduced", settings.keep_reduced, layers)
@@ -85,11 +85,11 @@ def _named(flag: str, texts: Sequence[str], layers: Sequence[Layer]) -> frozense
 class SavedPlan:
     """A plan.json: the plan and what it was found for.
 
-    ``given_share`` and ``robust`` are the shares of the given and of unseen inputs that it has to
-    meet, ``rewritten`` the layers that a rewrite made, ``fitted`` whether it was fitted to its
-    inputs. ``inputs`` are the digests of all that it was searched with, and ``chance`` is what the
-    copies of that search began with. ``scales`` are those of the outputs that the default
-    requirement is judged by, ``outputs`` the tensors that were judged in place of the model's.
+    ``given_share`` and ``robust`` are the shares of the given and of unseen inputs that must pass.
+    ``fitted`` says that the search used the given inputs alone. ``inputs`` are the digests of the
+    search's inputs, and ``chance`` seeded its copies. ``rewritten`` are the layers that a rewrite
+    made, ``scales`` the outputs' scales in the default requirement. ``outputs`` are the tensors
+    that were judged instead of the model's outputs.
     """
 
     plan: PrecisionPlan
@@ -107,15 +107,14 @@ class SavedPlan:
 
     @property
     def searched(self) -> Precision:
-        """The precision of a run that looks at this plan: FP16 where it keeps all in FP32."""
+        """The precision to verify this plan at: FP16 where it keeps everything in FP32."""
         return self.plan.base if self.plan.base is not Precision.FP32 else Precision.FP16
 
     def check_model(self, graph: Graph) -> None:
         """Refuse another model.
 
         Raises:
-            BadInputError: the plan pins layers that the model lacks, or is for a rewritten model
-                and it is none.
+            BadInputError: the plan pins layers that the model lacks, or is for a rewritten model.
         """
         absent = sorted(set(self.rewritten).difference(graph.names))
         if absent:
@@ -128,15 +127,16 @@ class SavedPlan:
 
 
 def read_plan(path: Path) -> SavedPlan:
-    """What a plan.json holds.
+    """The plan in the file ``path``.
 
     Raises:
-        BadInputError: it cannot be read, or is none.
+        BadInputError: it cannot be read, or is no plan.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
+    # Older plans lack the later keys, and people edit plan.json by hand.
     plan, data = PrecisionPlan.from_json(text, str(path)), json.loads(text)
     try:
         share = _share("holds_on", data)
@@ -169,6 +169,7 @@ def _share(key: str, data: Mapping[str, Any]) -> float | None:
     value = data.get(key)
     if value is None:
         return None
+    # In Python True is an int.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
         raise TypeError(f"{key!r} must be a share")
     return float(value)
@@ -192,26 +193,26 @@ def _texts(key: str, data: Mapping[str, Any]) -> tuple[str, ...]:
 
 def begun_at(
     older: SavedPlan | None, names: Sequence[str]
-) -> tuple[frozenset[str], Finding | None]:
-    """The pins of an older plan that a search can begin with, and what became of the others.
+) -> tuple[frozenset[str], tuple[Finding, ...]]:
+    """The pins of an older plan that a search can begin with, and a finding on the others.
 
     Raises:
         BadInputError: the plan pins layers and none of these.
     """
     if older is None:
-        return frozenset(), None
+        return frozenset(), ()
     path, pinned = older.path, older.plan.pinned
-    known = pinned.intersection(names)
-    absent = sorted(pinned - known)
-    if absent and not known:
+    usable = pinned.intersection(names)
+    absent = sorted(pinned - usable)
+    if absent and not usable:
         raise BadInputError(
             f"--start-from {path}: pins {absent[0]!r}, and none of its pins is a layer that is "
             "searched here; leave the option out"
         )
     if not absent:
-        return known, None
-    words = (
+        return usable, ()
+    message = (
         f"of the {counted(len(pinned), 'pin')} of {path} {len(absent)} cannot be searched here: "
         f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}"
     )
-    return known, Finding("start-from", absent[0], words)
+    return usable, (Finding("start-from", absent[0], message),)

@@ -2,81 +2,80 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bisect_trt.base.display import counted
 from bisect_trt.base.interrupt import BudgetSpentError
-from bisect_trt.base.outcomes import Validation, at_least
+from bisect_trt.base.outcomes import Validation
 from bisect_trt.base.plan import PrecisionPlan
-from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.metrics.statistics import lower_bound
 from bisect_trt.search import find_pins
 from bisect_trt.search.minimise import Headroom, one_minimal
 from bisect_trt.search.prefix import longer, shortest_prefix
+from bisect_trt.steps.baselines import Baselines
 from bisect_trt.steps.context import Context
+from bisect_trt.steps.diagnosis import Triage
+from bisect_trt.steps.failing_inputs import UnseenInputs
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal, SearchSet
-from bisect_trt.steps.sensitivity import TIME_BUDGET_S, sensitivity_rows
-from bisect_trt.steps.validation import put_to_test, refused_by
-from bisect_trt.steps.validation_inputs import next_test, set_size, wanted_of_unseen
+from bisect_trt.steps.select_fitted import Bisection, FittedSearch
+from bisect_trt.steps.sensitivity import suspicion_of
+from bisect_trt.steps.validation import refused_by, validate_next
 
 MARGIN = 0.95
-SHRINK_MARGIN = 0.8
-"""The part of its headroom that a prefix, and a set that was chosen freely, may use on the search
-set: the freer the choice, the more of it is luck."""
+"""The share of its headroom that a prefix may use on the search set: the rest is for luck."""
 
 MAX_ROUNDS = 6
 """Rounds of search and validation; each that is refused makes the next set larger."""
 
 SHRINK_EVALUATIONS = 32
-"""Evaluations that shrinking takes, before one a pin proves it: a count, and not the clock, so that
-the same command gives the same answer."""
-
-MOST_SHRUNK = SHRINK_EVALUATIONS - 2
-"""A longer prefix is not shrunk. Two of the evaluations are of all pins and of none."""
-
-_GLANCE = 4
-"""Samples of each kind by which a prefix is seen to be too short, or passed for now."""
-
-_FAR_SCORE = 4.0
-_FEW_SHARE = 0.25
-_WORST = 2
-"""Where a prefix misses few samples, and by far, what misses the worst of these alone is looked
-for. Where it misses more of them, or by less, the error is spread."""
+"""Evaluations that shrinking takes: a count, so that the same command gives the same answer."""
 
 
-@dataclass(frozen=True)
-class RobustSet:
-    """``pinned`` with the ``validation`` that it passed, None where every set was refused.
+def bisect(
+    problem: Problem,
+    context: Context,
+    emulated: Baselines,
+    triage: Triage,
+    limit: float,
+    fewest: int = 0,
+) -> Bisection | None:
+    """A set that both emulators pass; None where even all pins miss ``limit``."""
+    if not triage.pinned.under(limit).verdict.passed:
+        return None
+    if triage.unseen is not None:
+        return _robust_set(problem, context, triage, triage.unseen, limit, fewest)
+    sensitivity = triage.sensitivity.under(limit)
+    suspicion = suspicion_of(emulated.layers, sensitivity.scores)
+    return FittedSearch(problem, context, triage.base, limit, suspicion, sensitivity).run()
 
-    ``proof`` maps pins to an evaluation of the set without them that fails on some sample, within
-    ``limit`` times the tolerance. ``prefix`` is the length of the ranking's prefix that it comes
-    from; ``ranked`` is true where it is that prefix, and not every pin is proved.
-    """
 
-    pinned: frozenset[str]
-    proof: Mapping[str, Evaluation]
-    limit: float
-    validation: Validation | None
-    prefix: int
-    ranked: bool
+def _robust_set(
+    problem: Problem,
+    context: Context,
+    triage: Triage,
+    unseen: UnseenInputs,
+    limit: float,
+    fewest: int,
+) -> Bisection | None:
+    # A point of the trade-off curve is picked for being small, and promises less.
+    margin = MARGIN if problem.settings.pick is None else 1.0
+    room = Headroom(limit, triage.pinned.score, margin)
+    search_set = SearchSet(problem, context, triage.base, unseen.samples)
+    if unseen.refused is not None:
+        search_set.add(unseen.refused)
+    strength = known_strength(problem, triage)
+    found = RobustSearch(problem, context, search_set, triage.ranking, strength, room).run(fewest)
+    if found is not None:
+        for judge in (context.evaluator, context.second):  # the tables show the given inputs
+            judge.evaluate(triage.base.with_pins(found.pinned))
+    return found
 
 
-def margin(problem: Problem, context: Context) -> float:
-    """The part of its headroom that a prefix may use on the search set.
-
-    All of it where a point of the trade-off curve is picked, or where the given inputs bound the
-    share by themselves: prefixes are nested, so that little is left to luck then. For an engine,
-    which errs a little otherwise, a margin is kept: what it refuses costs a build.
-    """
-    if problem.settings.pick is not None:
-        return 1.0
-    sets = len(problem.samples) // set_size(problem)
-    bound = lower_bound(at_least(problem.settings.asked_of_given, sets), sets)
-    return 1.0 if bound >= wanted_of_unseen(problem) and context.engine is None else MARGIN
+def known_strength(problem: Problem, triage: Triage) -> Mapping[str, float]:
+    """The strength of each layer; empty where a metric does not grow with the errors."""
+    return triage.sensitivity.strength if problem.requirements.proportional else {}
 
 
 class RobustSearch:
@@ -92,10 +91,11 @@ class RobustSearch:
         room: Headroom,
     ) -> None:
         self._problem, self._context, self._search_set = problem, context, search_set
-        self._strength, self._room = strength, room
-        self._rank(as_searched(problem, ranking))
+        self._room = room
+        self._ranking = as_searched(problem, ranking)
+        self._strength = [strength.get(name, 0.0) for name in self._ranking]
 
-    def run(self, fewest: int = 0) -> RobustSet | None:
+    def run(self, fewest: int = 0) -> Bisection | None:
         """The set of ``fewest`` pins at least; None where even all pins miss the requirement."""
         try:
             return self._in_rounds(fewest)
@@ -106,185 +106,105 @@ class RobustSearch:
             found = self._search_set.smallest
             if found is None or len(found) < fewest:
                 found = frozenset(self._ranking)
-            return self._prefix(found, len(found))
+            return self._prefix(found)
 
-    def _rank(self, ranking: Sequence[str]) -> None:
-        self._ranking = list(ranking)
-        self._left = [self._strength.get(name, 0.0) for name in ranking]
+    def _prefix(self, pinned: frozenset[str]) -> Bisection:
+        return Bisection(pinned, {}, self._room.kept, complete=not pinned, ranked=True)
 
-    def _prefix(
-        self, pinned: frozenset[str], length: int, validation: Validation | None = None
-    ) -> RobustSet:
-        return RobustSet(pinned, {}, self._room.kept, validation, length, ranked=True)
-
-    def _shortest(self, least: int, guess: int = 0) -> int | None:
-        return shortest_passing(
-            self._search_set, self._ranking, self._room, least, self._left, guess
-        )
-
-    def _in_rounds(self, fewest: int) -> RobustSet | None:
-        problem, context, picks = self._problem, self._context, self._problem.settings.pick
-        shortest, best = fewest, None
-        for tried in range(MAX_ROUNDS):
+    def _in_rounds(self, fewest: int) -> Bisection | None:
+        shortest, refused_prefix = fewest, None
+        for number in range(MAX_ROUNDS):
             # An older plan's pins are a guess, from which fewer are tried too.
-            length = self._shortest(shortest, 0 if tried else len(problem.begin))
+            guess = 0 if number else len(self._problem.begin)
+            length = shortest_passing(
+                self._search_set, self._ranking, self._room, shortest, self._strength, guess
+            )
             if length is None:
-                return best
-            if not tried:
-                length = self._without_rare_misses(length, shortest)
-            refused: list[Refusal] = []
-            ranked = self._ranking[:length]
-            for candidate in self._candidates(ranked):
+                return refused_prefix
+            refusals: list[Refusal] = []
+            for candidate in self._candidates(length):
                 if len(candidate.pinned) < fewest:
                     continue
-                pins = counted(len(candidate.pinned), "pin")
-                context.tell(f"{pins}, new copies")
-                plan = self._search_set.base.with_pins(candidate.pinned)
-                against, validation = final_validation(problem, context, plan, self._room.limit)
-                if against is None:
-                    found = replace(candidate, validation=validation)
-                    if picks is not None and best is not None:
-                        return self._smaller(found, best.prefix, MAX_ROUNDS - tried - 1)
-                    return found
-                context.tell(f"{pins} refused by new copies ({against.kind}): the search goes on")
-                refused.append(against)
-            for refusal in refused:
+                refusal, validation = self._validated(candidate.pinned)
+                if refusal is None:
+                    return replace(candidate, validation=validation)
+                refusals.append(refusal)
+            for refusal in refusals:
                 self._search_set.add(refusal)
-            best = self._prefix(frozenset(ranked), length)
+            refused_prefix = self._prefix(frozenset(self._ranking[:length]))
             if length == len(self._ranking):
-                return best
-            again = self._after_refusal(refused)
-            if not set(again[:length]) <= set(ranked):  # else what misses alone is pinned already
-                self._rank(again)
-                self._search_set.forget(below=length + 1)
-                continue
+                break
             # A search set that has grown may still know too little.
-            share = self._room.kept / refused[-1].score
-            shortest = longer(self._left, length, share, 2**tried)
+            share = self._room.kept / refusals[-1].score
+            shortest = longer(self._strength, length, share, 2**number)
             self._search_set.forget(below=shortest)
-        return best
+        return refused_prefix
 
-    def _candidates(self, ranked: Sequence[str]) -> Iterator[RobustSet]:
-        """What is worth a validation: a smaller set whose pins are all proved, then the prefix."""
-        if self._problem.settings.pick is None and len(ranked) <= MOST_SHRUNK:
-            within = self._room.within(SHRINK_MARGIN)
+    def _candidates(self, length: int) -> Iterator[Bisection]:
+        """The sets worth a validation: a smaller one whose pins are all proved, then the prefix."""
+        ranked = self._ranking[:length]
+        # Of the evaluations of a shrinking two are of all pins and of none.
+        if self._problem.settings.pick is None and length <= SHRINK_EVALUATIONS - 2:
+            # The freer the choice of a set, the more of it is luck.
+            within = self._room.within(0.8)
             proof = shrunk(self._search_set, ranked, within, self._context.evaluator.workers)
             if proof is not None:
-                pins = frozenset(proof)
-                yield RobustSet(pins, proof, within, None, len(ranked), ranked=False)
-                if len(pins) == len(ranked):
+                yield Bisection(frozenset(proof), proof, within, complete=True)
+                if len(proof) == length:
                     return
-        yield self._prefix(frozenset(ranked), len(ranked))
+        yield self._prefix(frozenset(ranked))
 
-    def _smaller(self, found: RobustSet, refused: int, rounds: int) -> RobustSet:
-        """``found``, or a shorter prefix that is validated too, to a tenth of its pins.
-
-        A point of the trade-off curve is picked for being small, and what follows a set that was
-        refused is up to twice as large.
-        """
-        context = self._context
-        try:
-            while rounds and context.engine is None and found.prefix - refused > found.prefix / 10:
-                rounds -= 1
-                length = self._shortest((refused + found.prefix) // 2)
-                if length is None or length >= found.prefix:
-                    break
-                pins = frozenset(self._ranking[:length])
-                plan = self._search_set.base.with_pins(pins)
-                against, validation = final_validation(
-                    self._problem, context, plan, self._room.limit
-                )
-                if against is None:
-                    found = self._prefix(pins, length, validation)
-                else:
-                    self._search_set.add(against)
-                    refused = length
-                    self._search_set.forget(below=length + 1)
-        except BudgetSpentError:
-            context.time.search_ended()
-        return found
-
-    def _without_rare_misses(self, length: int, shortest: int) -> int:
-        """The shortest prefix that passes, ``length`` as it is ranked now.
-
-        Where it has many layers for the sake of few inputs, those layers come first in the ranking
-        that miss the requirement alone on these.
-        """
-        for _ in range(4 if self._each_tells else 0):
-            half = frozenset(self._ranking[: length // 2])
-            if length <= MOST_SHRUNK or not half:
-                break
-            # A long prefix is looked at for values that are not finite, however many have them.
-            missed = self._missed(half, long=length >= len(self._ranking) / 2)
-            before = self._ranking
-            again = as_searched(self._problem, self._first_that_miss(missed))
-            if again == before:
-                break
-            self._rank(again)
-            shorter = self._shortest(shortest)
-            if shorter is None or shorter >= length:
-                self._rank(before)
-                break
-            length = shorter
-        return length
-
-    def _missed(self, pins: frozenset[str], *, long: bool) -> list[Sample]:
-        """The worst samples that ``pins`` miss, where they are few and missed by far.
-
-        Else, of a ``long`` prefix, some of those with values that are not finite.
-        """
-        scores = self._search_set.scores(pins)
-        missed = sorted((found for found in scores if not found[1] <= 1.0), key=lambda f: -f[1])
-        few = len(missed) <= max(1.0, _FEW_SHARE * len(scores))
-        if missed and few and missed[0][1] >= _FAR_SCORE:
-            return [sample for sample, _ in missed[:_WORST]]
-        return evenly([s for s, score in missed if long and not math.isfinite(score)], 4)
-
-    def _after_refusal(self, refused: Sequence[Refusal]) -> list[str]:
-        """The ranking with those layers first that alone miss what few new copies miss by far."""
-        if not self._each_tells:
-            return self._ranking
-        size = set_size(self._problem)
-        far = [
-            refusal
-            for refusal in refused
-            if refusal.score >= _FAR_SCORE
-            and len(refusal.samples) <= _FEW_SHARE * size * refusal.tested
-        ]
-        samples = [sample for refusal in far for sample in refusal.samples[:_WORST]]
-        # Where more layers miss such a sample alone it is a near tie, and no layer's fault.
-        most = max(1.0, len(self._ranking) / 10)
-        return as_searched(self._problem, self._first_that_miss(samples[:_WORST], most))
-
-    @property
-    def _each_tells(self) -> bool:
-        """Whether none of the inputs may be missed, and each can be judged by itself."""
-        settings, requirements = self._problem.settings, self._problem.requirements
-        return settings.share_of_given >= 1.0 and not requirements.tells_of_all
-
-    def _first_that_miss(self, samples: Sequence[Sample], most: float = math.inf) -> list[str]:
-        """The ranking with the layers first that miss alone on some of ``samples``, worst first.
-
-        As it is where more than ``most`` do by finite scores, or the layers are too many to ask.
-        """
-        ranking, context = self._ranking, self._context
-        # By count and not by the clock, so that the same command gives the same answer.
-        expected_s = len(samples) * len(ranking) * context.pace.usual_seconds
-        if not samples or expected_s > TIME_BUDGET_S:
-            return list(ranking)
-        reduced = self._search_set.base.with_pins(ranking)
-        rows, runs = sensitivity_rows(self._problem, context, samples, reduced, ranking)
-        context.further_rows += runs
-        worst = {name: max(score for score, _ in its) for name, its in rows.items()}
-        guilty = {name for name, score in worst.items() if not score <= 1.0}
-        if len(guilty) > most and all(math.isfinite(worst[name]) for name in guilty):
-            return list(ranking)
-        return sorted(ranking, key=lambda name: -worst[name] if name in guilty else 0.0)
+    def _validated(self, pinned: frozenset[str]) -> tuple[Refusal | None, Validation | None]:
+        pins = counted(len(pinned), "pin")
+        self._context.tell(f"{pins}, new copies")
+        plan = self._search_set.base.with_pins(pinned)
+        refusal, validation = final_validation(self._problem, self._context, plan, self._room.limit)
+        if refusal is not None:
+            said = f"{pins} refused by new copies ({refusal.kind}): the search goes on"
+            self._context.tell(said)
+        return refusal, validation
 
 
 def as_searched(problem: Problem, ranking: Sequence[str]) -> list[str]:
     """``ranking`` with the layers of an older plan first, in their order."""
     return sorted(ranking, key=lambda name: name not in problem.begin)
+
+
+class _Prefixes:
+    """Judges prefixes of a ranking on a search set."""
+
+    def __init__(self, search_set: SearchSet, ranking: Sequence[str], room: Headroom) -> None:
+        self._search_set, self._ranking, self._room = search_set, ranking, room
+        self.answered = False
+
+    def passes_few(self, count: int) -> bool:
+        """Whether the samples that did worst pass, of the first passing prefix all samples."""
+        # That one is an answer at any time; all pins are one without being evaluated.
+        self.answered = self.answered or count == len(self._ranking)
+        if not self.answered:
+            self.answered = self.passes_all(count)
+            return self.answered
+        # Four samples of each kind refuse most prefixes.
+        return self._search_set.ask(self._pins(count), self._within(count), 4).verdict.passed
+
+    def passes_all(self, count: int) -> bool:
+        """Whether all samples pass by the first emulator."""
+        pins = self._pins(count)
+        passed = self._search_set.ask(pins, self._within(count)).verdict.passed
+        if passed:
+            self._search_set.keep(pins)
+        return passed
+
+    def by_second(self, count: int) -> Evaluation | None:
+        """The second emulator's evaluation on all samples; None where it does not decide."""
+        return self._search_set.ask_second(self._pins(count), self._within(count))
+
+    def _pins(self, count: int) -> frozenset[str]:
+        return frozenset(self._ranking[:count])
+
+    def _within(self, count: int) -> float:
+        # All pins may use all of the headroom: what they leave is no rounding of a layer's.
+        return self._room.limit if count == len(self._ranking) else self._room.kept
 
 
 def shortest_passing(
@@ -295,53 +215,31 @@ def shortest_passing(
     strength: Sequence[float],
     guess: int = 0,
 ) -> int | None:
-    """How many of the ranking, ``shortest`` at least, pass the search set by both emulators.
+    """The length of the shortest prefix that passes the search set by both emulators.
 
-    All of it may use all of the headroom: what it leaves is no rounding of a layer's. Most prefixes
-    are told by the samples that did worst; what they pass all others must pass too. Copies that all
-    pins miss are set aside where they stand in the way.
+    It is ``shortest`` at least; None where even the whole ranking misses.
     """
-
-    def within(count: int) -> float:
-        return room.limit if count == len(ranking) else room.kept
-
-    def whole(count: int) -> bool:
-        pins = frozenset(ranking[:count])
-        passed = search_set.ask(pins, within(count)).verdict.passed
-        if passed:
-            search_set.keep(pins)
-        return passed
-
-    answered, begun = False, shortest
-
-    def passes(count: int) -> bool:
-        nonlocal answered
-        # The first that passes is an answer at any time; all pins are one without being asked.
-        answered = answered or count == len(ranking)
-        if not answered:
-            answered = whole(count)
-            return answered
-        return search_set.ask(frozenset(ranking[:count]), within(count), _GLANCE).verdict.passed
-
+    prefixes, begun = _Prefixes(search_set, ranking, room), shortest
     while True:
-        length = shortest_prefix(len(ranking), passes, first=shortest, guess=guess)
+        length = shortest_prefix(len(ranking), prefixes.passes_few, first=shortest, guess=guess)
         every = length == len(ranking)
-        if length is None or (every and not whole(length)):
+        if length is None or (every and not prefixes.passes_all(length)):
+            # Copies that even all pins miss may stand in the way.
             if not search_set.set_aside():
                 return None
-            shortest, answered = begun, False
-        elif not every and not whole(length):
+            shortest, prefixes.answered = begun, False
+        elif not every and not prefixes.passes_all(length):
             shortest = length + 1
         else:
-            # The second emulator opens a session for each plan: it is asked about what is left.
-            second = search_set.ask_second(frozenset(ranking[:length]), within(length))
+            # The second emulator opens a session for each plan, so it judges what is left.
+            second = prefixes.by_second(length)
             if second is None or second.verdict.passed or every:
                 return length
             shortest = longer(strength, length, 1.0 / second.score)
             if shortest == len(ranking) and search_set.set_aside():
                 shortest = length
             search_set.forget(below=shortest)
-            answered = False
+            prefixes.answered = False
 
 
 def shrunk(
@@ -349,8 +247,7 @@ def shrunk(
 ) -> Mapping[str, Evaluation] | None:
     """A part of ``ranked`` whose every pin is needed, each with the evaluation that shows it.
 
-    None where ``ranked`` does not keep ``within`` that share of the tolerance itself, or nothing
-    was proved in the evaluations that it may take.
+    None where ``ranked`` itself misses ``within``, or not every pin could be proved.
     """
     if not ranked:
         return {}
@@ -371,21 +268,15 @@ def shrunk(
     second = search_set.ask_second(minimal.pinned, within)
     if second is not None and not second.verdict.passed:
         return None
-    return minimal.proof if set(minimal.proof) == minimal.pinned else None
+    return minimal.proof
 
 
 def final_validation(
     problem: Problem, context: Context, plan: PrecisionPlan, limit: float
 ) -> tuple[Refusal | None, Validation | None]:
-    """What refuses ``plan``, or else what it holds on by both emulators.
-
-    What an engine decides is validated there: of it the second emulator is asked about the given
-    inputs.
-    """
+    """The refusal of ``plan``, or else its validation by both emulators."""
     if context.engine is None:
-        judges, test = [context.evaluator, context.second], next_test(problem, context)
-        against, validation = put_to_test(problem, context, judges, plan, test, limit)
-        if against is not None:
-            context.refused.add(plan)
-        return against, validation
-    return refused_by(problem, context, [context.second], plan, limit, problem.samples), None
+        return validate_next(problem, context, plan, limit)
+    # An engine's answer is validated on the engine: here the second emulator judges the given
+    # inputs only.
+    return refused_by(problem, context, [context.second], plan, limit), None

@@ -1,9 +1,4 @@
-"""Sensitivity: what each layer does to the outputs when it alone is reduced.
-
-It is measured layer by layer, from one exact history. A layer that breaks the requirement alone
-must be pinned in every passing plan of a monotone model. The signed effects of the others let the
-search predict sets.
-"""
+"""Sensitivity: what each layer does to the outputs when it alone is reduced."""
 
 from __future__ import annotations
 
@@ -25,25 +20,28 @@ from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 
 TIME_BUDGET_S = 20.0
-"""Where one row for each layer usually takes longer, only the most suspicious layers get one: by
-count and not by the clock, so that the same command gives the same answer."""
+"""How long it may usually take to reduce each layer alone, else only the most suspicious ones."""
 
-_DISTURBED_ELEMENTS = 64
+DISTURBED_ELEMENTS = 64
+"""The output elements that a layer's strength is measured on."""
 
 SensitivityRow = tuple[float, NDArray[np.float32]]
 """A layer's score on one sample, and its signed errors."""
 
 Rows = Mapping[str, Sequence[SensitivityRow]]
-"""Of each layer, one for each sample."""
+"""A row for each sample, by layer."""
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """``sensitivities`` are each layer's signed errors in tolerances, ``scores`` its scores alone.
+    """The scores and errors of layers that are reduced alone, in tolerances.
 
-    ``base`` is the error vector with everything reduced, ``order`` the norm to rank predictions by,
-    ``strength`` the mean square of each layer's effect on the most disturbed elements, ``runs`` how
-    many rows were computed rather than recalled, ``samples`` what they are of.
+    ``sensitivities``: the signed errors of each layer, from which the search predicts sets.
+    ``scores``: the worst score of each layer.
+    ``base``: the signed errors with everything reduced.
+    ``order``: the norm to rank predictions by.
+    ``strength``: the mean square of each layer's errors on the most disturbed elements.
+    ``runs``: how many rows were computed rather than recalled.
     """
 
     sensitivities: Mapping[str, NDArray[np.float32]]
@@ -74,13 +72,14 @@ class Sensitivity:
         return frozenset(name for name, score in self.scores.items() if not math.isfinite(score))
 
 
-def affordable(layers: int, evaluation_seconds: float, budget_s: float | None = None) -> int:
-    """How many of ``layers`` there is time for, where one inference takes ``evaluation_seconds``.
+def affordable(layers: int, evaluation_seconds: float, budget_s: float) -> int:
+    """The number of layers that there is time for, where an inference takes ``evaluation_seconds``.
 
-    Each goes through half of the network.
+    By the usual time and not by the clock, so that the same command gives the same answer.
     """
-    budget_s = TIME_BUDGET_S if budget_s is None else min(budget_s, TIME_BUDGET_S)
-    return min(layers, int(max(0.0, budget_s) / max(evaluation_seconds / 2.0, 1e-6)))
+    # A layer alone goes through half of the network in the mean.
+    seconds = max(0.0, min(budget_s, TIME_BUDGET_S))
+    return min(layers, int(seconds / max(evaluation_seconds / 2.0, 1e-6)))
 
 
 def measure_sensitivity(
@@ -91,14 +90,15 @@ def measure_sensitivity(
     reduced: PrecisionPlan,
     count: int,
 ) -> Sensitivity:
-    """One row for each of the ``count`` most suspicious layers and each of ``samples``."""
+    """The sensitivity of the ``count`` most suspicious layers on ``samples``."""
+    # A set is predicted from the errors of everything reduced, less those of its layers.
     base = [_base(context, sample, reduced) for sample in samples]
     order = sorted(problem.names, key=lambda n: -suspicion.get(n, -math.inf))
-    asked = set(order[:count])
-    if len(asked) < len(order):
-        context.note(_cut_short(len(asked), len(order)))
-    names = [name for name in problem.names if name in asked]
-    found, runs = sensitivity_rows(problem, context, samples, reduced, names)
+    if count < len(order):
+        context.note(_cut_short(count, len(order)))
+    chosen = set(order[:count])
+    names = [name for name in problem.names if name in chosen]
+    found, runs = _rows(problem, context, samples, reduced, names)
     return Sensitivity(
         {name: np.concatenate([row for _, row in rows]) for name, rows in found.items()},
         _scores(problem, found),
@@ -110,35 +110,33 @@ def measure_sensitivity(
     )
 
 
-def sensitivity_rows(
+def _rows(
     problem: Problem,
     context: Context,
     samples: Sequence[Sample],
     reduced: PrecisionPlan,
     layers: Sequence[str],
 ) -> tuple[dict[str, list[SensitivityRow]], int]:
-    """The rows of ``layers`` on each of ``samples``, and how many were not known.
-
-    They are cached every half second, so that an interrupted pass goes on where it stopped.
-    """
+    """The rows of ``layers`` on each of ``samples``, and how many were not in the cache."""
     rows: dict[str, list[SensitivityRow]] = {name: [] for name in layers}
-    runs, every = 0, len(layers) * len(samples)
+    runs, expected = 0, len(layers) * len(samples)
+    runner = context.emulator_pool or context.emulator
     for sample in samples:
         keys = {name: _key(context, sample, reduced, name) for name in layers}
         missing = []
         for name, key in keys.items():
-            known = context.cache.recall(key)
-            if known is None:
+            cached = context.cache.recall(key)
+            if cached is None:
                 missing.append(name)
             else:
-                rows[name].append((float(known[0]), np.frombuffer(known[1], np.float32)))
-        every -= len(layers) - len(missing)
+                rows[name].append((float(cached[0]), np.frombuffer(cached[1], np.float32)))
+        expected -= len(layers) - len(missing)  # progress counts what is computed
         if not missing:
             continue
-        runner = context.emulator_pool or context.emulator
         chosen = context.disturbed(sample, reduced)
         try:
             for name, outputs in runner.sensitivities(sample, problem.settings.precision, missing):
+                # Without outputs a layer after it could not be computed: as bad as infinite ones.
                 score, vector = math.inf, np.full(chosen.size, np.nan, np.float32)
                 if outputs is not None:
                     score = problem.requirements.score(context.references.of(sample), outputs)
@@ -147,8 +145,9 @@ def sensitivity_rows(
                 context.cache.record_later(row)
                 rows[name].append((score, vector))
                 runs += 1
-                context.observer.progress(runs, every, f"effect of {name} alone")
+                context.observer.progress(runs, expected, f"effect of {name} alone")
         finally:
+            # An interrupted pass goes on where it stopped.
             context.cache.record([])
     return rows, runs
 
@@ -158,14 +157,12 @@ def _key(context: Context, sample: Sample, reduced: PrecisionPlan, layer: str) -
 
 
 def _scores(problem: Problem, rows: Rows) -> dict[str, float]:
-    """The worst of each layer.
-
-    Where a metric sees all inputs at once, which says nothing of one, only what is not finite has a
-    score: others would be said to meet what nobody looked at.
-    """
-    silent = problem.requirements.tells_of_all
-    worst = {name: max(0.0, *(score for score, _ in its)) for name, its in rows.items()}
-    return {name: score for name, score in worst.items() if not silent or math.isinf(score)}
+    """The worst score of each layer."""
+    worst = {name: max(0.0, *(score for score, _ in of_layer)) for name, of_layer in rows.items()}
+    if not problem.requirements.tells_of_all:
+        return worst
+    # A metric of all inputs at once says nothing of one, unless its outputs are not finite.
+    return {name: score for name, score in worst.items() if math.isinf(score)}
 
 
 def _cut_short(count: int, layers: int) -> Finding:
@@ -177,46 +174,42 @@ def _cut_short(count: int, layers: int) -> Finding:
 
 
 def _strength(rows: Rows, base: Sequence[NDArray[np.float32]]) -> dict[str, float]:
-    """The mean square of each layer's effect over the samples."""
-    return {
-        name: float(np.mean([_mean_square(row, b) for (_, row), b in zip(its, base, strict=True)]))
-        for name, its in rows.items()
-    }
+    """The mean square of each layer's errors over the samples."""
+    strength = {}
+    for name, of_layer in rows.items():
+        pairs = zip(of_layer, base, strict=True)
+        strength[name] = float(np.mean([_mean_square(errors, b) for (_, errors), b in pairs]))
+    return strength
 
 
-def _mean_square(sensitivity: NDArray[np.float32], base: NDArray[np.float32]) -> float:
-    """Of ``sensitivity`` at the elements that everything reduced disturbs most.
-
-    Infinite where it is not finite, and at all elements where ``base`` is not.
-    """
+def _mean_square(errors: NDArray[np.float32], base: NDArray[np.float32]) -> float:
+    """The mean square of ``errors`` at the elements that everything reduced disturbs most."""
     size = np.abs(base)
-    if np.isfinite(size).all() and size.size > _DISTURBED_ELEMENTS:
-        sensitivity = sensitivity[np.argpartition(-size, _DISTURBED_ELEMENTS)[:_DISTURBED_ELEMENTS]]
-    values = sensitivity.astype(np.float64)
+    if np.isfinite(size).all() and size.size > DISTURBED_ELEMENTS:
+        errors = errors[np.argpartition(-size, DISTURBED_ELEMENTS)[:DISTURBED_ELEMENTS]]
+    values = errors.astype(np.float64)
     return float(np.mean(values * values)) if np.isfinite(values).all() else math.inf
 
 
 def _base(context: Context, sample: Sample, reduced: PrecisionPlan) -> NDArray[np.float32]:
     """The signed errors under ``reduced``."""
     key = context.evaluator.key("base", reduced.digest, sample.digest)
-    found = context.cache.recall(key)
-    if found is None:
-        chosen = context.disturbed(sample, reduced)
-        try:
-            outputs = next(iter(context.emulator.outputs(reduced, [sample])))
-            vector = chosen.errors(outputs)
-        except RunnerFailedError:
-            vector = np.full(chosen.size, np.nan, np.float32)
-        context.cache.record([Row(key, "base", None, vector.tobytes())])
-        return vector
-    return np.frombuffer(found[1], np.float32)
+    cached = context.cache.recall(key)
+    if cached is not None:
+        return np.frombuffer(cached[1], np.float32)
+    chosen = context.disturbed(sample, reduced)
+    try:
+        outputs = next(iter(context.emulator.outputs(reduced, [sample])))
+        vector = chosen.errors(outputs)
+    except RunnerFailedError:
+        vector = np.full(chosen.size, np.nan, np.float32)
+    context.cache.record([Row(key, "base", None, vector.tobytes())])
+    return vector
 
 
 def suspicion_of(table: pd.DataFrame, alone: Mapping[str, float] | None = None) -> dict[str, float]:
-    """How suspicious each layer is: by its score alone where that was measured, else by its error.
-
-    Non-finite values come first; the scale only orders.
-    """
+    """The suspicion of each layer: by its score alone where measured, else by its error."""
+    # The scale only orders: measured layers come before others, non-finite ones first of each.
     suspicion = {}
     for row in table.to_dict(orient="records"):
         value = -float(row["introduced_snr_db"]) if row["introduced_finite"] else 1e6

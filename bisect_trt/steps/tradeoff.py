@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -25,32 +23,10 @@ STEPS = (0, 2, 8, 32, 128, 512, 2048)
 """How many of the ranked layers are pinned, beside the answer, its neighbours and all layers."""
 
 TIME_BUDGET_S = 12.0
-"""Of a slow model each row is judged on fewer copies, and rows far from the answer are left out.
+"""What the curve may take: of a slow model each row has fewer copies, and there are fewer rows."""
 
-Counted by the usual time of an inference, so that a repeated command gives the same rows."""
-
-_SAMPLES_A_ROW = {InputKind.GIVEN: 24, InputKind.PERTURBED: 16, InputKind.AUGMENTED: 8}
-_HARD_INPUTS = 8
-_NAMED_INPUTS = 3
-_QUANTILES = {"p50_score": 0.5, "p95_score": 0.95, "worst_score": 1.0}
-
-
-@dataclass(frozen=True)
-class Tradeoff:
-    """``table`` has a row for each number of pins; ``rows`` counts those with the left out."""
-
-    table: pd.DataFrame
-    rows: int
-
-    def cut_short(self) -> list[Finding]:
-        """That rows were left out, where some were."""
-        if len(self.table) == self.rows:
-            return []
-        message = (
-            f"tradeoff.csv has {len(self.table)} of {self.rows} rows, those next to the answer: "
-            f"this model's take longer than the {TIME_BUDGET_S:.0f} s that it may take"
-        )
-        return [Finding("tradeoff", "", message)]
+GIVEN_A_ROW = 24
+"""Given inputs, and as many held out ones, that a row is judged on, beside those that miss most."""
 
 
 def measure_tradeoff(
@@ -60,35 +36,39 @@ def measure_tradeoff(
     ranking: Sequence[str],
     answer: PrecisionPlan,
     validation: Validation | None = None,
-) -> Tradeoff:
-    """What each number of pins holds on, with its scores, by the first emulator.
+) -> pd.DataFrame:
+    """The inputs that each number of pins holds on, by the first emulator.
 
-    The answer's row says what its validation counted, and has the scores of those copies: on
-    others it would be a second validation.
+    The answer's row has the counts of its validation: on other copies there would be a second one.
     """
     sets = [(answer, "answer"), *_beside(base, ranking, answer)]
-    if context.engine is not None or validation is None or validation.copies is None:
+    if context.engine is not None or validation is None or validation.unfinished:
         validation = None
-    # Where nothing was searched the validation has said it all.
-    said = validation is not None and not ranking
-    kinds = _samples(problem, context, 0 if said else len(sets), answer)
+    # Where nothing was searched the validation says it all.
+    rows_with_copies = 0 if validation is not None and not ranking else len(sets)
+    kinds = _samples(problem, context, rows_with_copies)
+    # By the usual time and not by the clock, so that a repeated command gives the same rows.
     row_seconds = context.pace.usual_seconds * sum(map(len, kinds.values()))
-    asked = sets[: max(1, int(TIME_BUDGET_S / max(row_seconds, 1e-9)))]
+    fitting = max(1, int(TIME_BUDGET_S / max(row_seconds, 1e-9)))
     rows: list[dict[str, object]] = []
-    with context.counting(lambda: (len(rows), len(sets))):
-        for plan, source in asked:
-            context.tell(counted(len(plan.pinned), "pin"))
-            judged = dict(kinds)
-            if source == "answer" and context.evaluator.knows(answer):
-                judged[InputKind.GIVEN] = problem.samples
-            if source == "answer" and validation is not None:
-                judged |= _validated_copies(problem, context, kinds, validation)
-            row = _row(problem, context, plan, source, judged)
-            if source == "answer" and validation is not None:
-                row |= _validated(validation)
-            rows.append(row)
+    for plan, source in sets[:fitting]:
+        pins = counted(len(plan.pinned), "pin")
+        context.observer.progress(len(rows), len(sets), pins)
+        judged = dict(kinds)
+        if source == "answer" and context.evaluator.knows(answer):
+            judged[InputKind.GIVEN] = problem.samples
+        row = _row(problem, context, plan, source, judged)
+        if source == "answer" and validation is not None:
+            row |= _validated(validation)
+        rows.append(row)
+    if len(rows) < len(sets):
+        message = (
+            f"tradeoff.csv has {len(rows)} of {len(sets)} rows, those next to the answer: this "
+            f"model's take longer than the {TIME_BUDGET_S:.0f} s that it may take"
+        )
+        context.note(Finding("tradeoff", "", message))
     rows.sort(key=lambda row: (row["pins"], row["set"] == "answer"))
-    return Tradeoff(pd.DataFrame(rows), len(sets))
+    return pd.DataFrame(rows)
 
 
 def _beside(
@@ -97,6 +77,7 @@ def _beside(
     """The prefixes of the ranking that are shown beside the answer, the nearest to it first."""
     lengths = _lengths(len(ranking), min(len(answer.chosen), len(ranking)))
     plans = [base.with_pins(ranking[:length]) for length in lengths]
+    # Different lengths may close to the same pins, as layers that only move values follow others.
     others = [plan for plan in plans if plan.pinned != answer.pinned]
     others.sort(key=lambda plan: abs(len(plan.pinned) - len(answer.pinned)))
     return [(plan, "ranking") for plan in others]
@@ -112,64 +93,34 @@ def _lengths(every: int, answer: int) -> list[int]:
     return sorted(steps.union(n for n in between if abs(n - answer) > answer / 10.0))
 
 
-def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
-    """How many perturbed and augmented inputs each of ``rows`` rows is judged on."""
-    perturbed, varied = (
-        _SAMPLES_A_ROW[kind] for kind in (InputKind.PERTURBED, InputKind.AUGMENTED)
-    )
-    fewer = max(1.0, (perturbed + varied) * rows * usual_seconds / TIME_BUDGET_S)
-    return max(TRADEOFF_COPIES, int(perturbed / fewer)), max(TRADEOFF_COPIES, int(varied / fewer))
-
-
-def _samples(
-    problem: Problem, context: Context, rows: int, answer: PrecisionPlan
-) -> dict[InputKind, Sequence[Sample]]:
-    """What each of ``rows`` rows is judged on; no copies where there is no row."""
+def _samples(problem: Problem, context: Context, rows: int) -> dict[InputKind, Sequence[Sample]]:
+    """The samples that each of ``rows`` rows is judged on; no copies where there is no row."""
     size = set_size(problem)
-    counts = _copies(rows, context.pace.usual_seconds)
-    perturbed, varied = (size * max(1, n // size) if rows else 0 for n in counts)
+    most = {InputKind.PERTURBED: 16, InputKind.AUGMENTED: 8}
+    seconds = sum(most.values()) * rows * context.pace.usual_seconds
+    fewer = max(1.0, seconds / TIME_BUDGET_S)
+    copies = {kind: max(TRADEOFF_COPIES, int(count / fewer)) for kind, count in most.items()}
+    counts = {k: size * max(1, count // size) if rows else 0 for k, count in copies.items()}
+    perturbed = perturbs(problem, context, TRADEOFF, counts[InputKind.PERTURBED], emulated=True)
     return {
-        InputKind.GIVEN: problem.samples if size > 1 else _some_given(problem, context, answer),
-        InputKind.HOLDOUT: evenly(problem.holdout, _SAMPLES_A_ROW[InputKind.GIVEN]),
-        InputKind.PERTURBED: list(perturbs(problem, context, TRADEOFF, perturbed, emulated=True)),
-        InputKind.AUGMENTED: list(augmented(problem, context, TRADEOFF, varied)),
+        InputKind.GIVEN: problem.samples if size > 1 else _some_given(problem, context),
+        InputKind.HOLDOUT: evenly(problem.holdout, GIVEN_A_ROW),
+        InputKind.PERTURBED: list(perturbed),
+        InputKind.AUGMENTED: list(
+            augmented(problem, context, TRADEOFF, counts[InputKind.AUGMENTED])
+        ),
     }
 
 
-def _some_given(problem: Problem, context: Context, answer: PrecisionPlan) -> list[Sample]:
-    """Some given inputs, among them those that everything reduced, or the answer, misses by most.
-
-    A row that left these out would promise more.
-    """
-
-    def missed_by(plan: PrecisionPlan, sample: Sample) -> float:
-        found = context.evaluator.known(plan, sample)
-        return 0.0 if found is None or meets(found, 1.0) else found.score
-
-    most = _SAMPLES_A_ROW[InputKind.GIVEN]
-    by_reduced = [s for s in problem.samples if missed_by(problem.base, s) > 0.0]
-    by_reduced.sort(key=lambda sample: -missed_by(problem.base, sample))
-    by_answer = [s for s in problem.samples if missed_by(answer, s) > 0.0]
-    chosen = [*evenly(problem.samples, most), *by_reduced[:_HARD_INPUTS], *evenly(by_answer, most)]
+def _some_given(problem: Problem, context: Context) -> list[Sample]:
+    """Some given inputs, among them the eight that everything reduced misses by most."""
+    # A row without these would promise more than it holds.
+    results = [(s, context.evaluator.known(problem.base, s)) for s in problem.samples]
+    missed = [(s, found.score) for s, found in results if found and not meets(found, 1.0)]
+    missed.sort(key=lambda one: -one[1])
+    chosen = [*evenly(problem.samples, GIVEN_A_ROW), *(sample for sample, _ in missed[:8])]
     digests = {sample.digest for sample in chosen}
     return [sample for sample in problem.samples if sample.digest in digests]
-
-
-def _validated_copies(
-    problem: Problem,
-    context: Context,
-    kinds: dict[InputKind, Sequence[Sample]],
-    validation: Validation,
-) -> dict[InputKind, Sequence[Sample]]:
-    """As many copies as ``kinds`` has, of those of the answer's validation."""
-    assert validation.copies is not None
-    stream, count = validation.copies
-    perturbed, varied = (len(kinds[kind]) for kind in (InputKind.PERTURBED, InputKind.AUGMENTED))
-    copies = perturbs(problem, context, stream, count, emulated=True)
-    return {
-        InputKind.PERTURBED: list(islice(copies, perturbed)),
-        InputKind.AUGMENTED: list(islice(augmented(problem, context, stream, count), varied)),
-    }
 
 
 def _row(
@@ -177,14 +128,15 @@ def _row(
     context: Context,
     plan: PrecisionPlan,
     source: str,
-    kinds: dict[InputKind, Sequence[Sample]],
+    kinds: Mapping[InputKind, Sequence[Sample]],
 ) -> dict[str, object]:
-    """What ``plan`` holds on by the first emulator, its scores, and its engine's latency."""
+    """The inputs that ``plan`` holds on by the first emulator, its scores, its engine's latency."""
     row: dict[str, object] = {"pins": len(plan.pinned), "set": source}
     scores: list[float] = []
     missed: dict[str, object] = {}
     for kind, samples in kinds.items():
         size = set_size(problem)
+        # Where inputs are judged together the held out ones are one set.
         if kind == InputKind.HOLDOUT and size > 1:
             size = max(1, len(samples))
         found = context.evaluator.judge(plan, samples, size=size)
@@ -196,13 +148,13 @@ def _row(
             missed["given_missed"] = _missed(found)
         scores += [r.score for r in found.results]
     scores.sort()
-    for name, share in _QUANTILES.items():
+    for name, share in (("p50_score", 0.5), ("p95_score", 0.95), ("worst_score", 1.0)):
         row[name] = scores[max(0, math.ceil(share * len(scores)) - 1)] if scores else np.nan
     return {**row, "latency_ms": _latency(problem, context, plan), **missed}
 
 
 def _validated(validation: Validation) -> dict[str, object]:
-    """What a validation counted, of every kind and by every judge."""
+    """The counts of a validation, of every kind and by every judge."""
     found: dict[str, object] = {}
     worst: list[float] = []
     for kind in InputKind:
@@ -224,19 +176,19 @@ def _share(kind: InputKind, passed: int, tested: int, bound: float) -> dict[str,
 
 
 def _missed(found: SearchSetResult) -> str:
-    """The names of the samples that missed, the worst first: a few, and how many more."""
+    """The names of the three samples that missed by most, and how many more did."""
     results = zip(found.names, found.results, strict=True)
     worst = sorted((-r.score, name) for name, r in results if not meets(r, 1.0))
-    more = [f"{len(worst) - _NAMED_INPUTS} more"] if len(worst) > _NAMED_INPUTS else []
-    return ", ".join([*(name for _, name in worst[:_NAMED_INPUTS]), *more])
+    more = [f"{len(worst) - 3} more"] if len(worst) > 3 else []
+    return ", ".join([*(name for _, name in worst[:3]), *more])
 
 
 def _latency(problem: Problem, context: Context, plan: PrecisionPlan) -> float:
-    """What the engine of ``plan`` takes, NaN where none was built."""
+    """The latency of the engine of ``plan``, NaN where none was built."""
     if context.engine is None:
         return math.nan
-    asked = context.plan_for(context.engine, plan)
+    built_as = context.plan_for(context.engine, plan)
     if plan.pinned.issuperset(problem.names) and not problem.kept_reduced:  # the same network
-        asked = PrecisionPlan(Precision.FP32)
-    built = context.engine.done.get(asked)
+        built_as = PrecisionPlan(Precision.FP32)
+    built = context.engine.done.get(built_as)
     return float(built.facts.get("latency_ms", math.nan)) if built is not None else math.nan

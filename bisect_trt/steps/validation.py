@@ -10,7 +10,6 @@ from bisect_trt.base.interrupt import BudgetSpentError
 from bisect_trt.base.outcomes import CONFIDENCE, InputKind, Tally, Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import RECENT_BYTES, Sample
-from bisect_trt.evaluate.cache import Row
 from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.evaluate.result import SampleResult, SearchSetResult, meets
 from bisect_trt.inputs.samples import ALIKE, FEW_INPUTS
@@ -19,11 +18,12 @@ from bisect_trt.metrics.statistics import copies_needed, limit_of_inputs, limit_
 from bisect_trt.model.outputs import decided_outputs
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.search_set import Refusal, all_in_fp32, missed_by_every
+from bisect_trt.steps.search_set import Refusal, all_in_fp32, decided_by_pins
 from bisect_trt.steps.validation_inputs import (
     REFUSED_TIME_S,
     ValidationCopies,
     ValidationTest,
+    next_test,
     set_size,
     spared,
     wanted_of_augmented,
@@ -32,12 +32,7 @@ from bisect_trt.steps.validation_inputs import (
 )
 
 _CHUNK = 16
-_ENGINE_CHUNK = 64
-_CHUNK_BYTES = 16 << 20
-"""How many samples go to one judge after the other: more to engines, whose workers cost a turn."""
-
-_SAMPLES_AHEAD = 2
-"""Samples are made while those before them are in work."""
+"""The most samples that pass from one emulator to the other at once, to bound memory."""
 
 
 def put_to_test(
@@ -48,29 +43,41 @@ def put_to_test(
     test: ValidationTest,
     limit: float,
 ) -> tuple[Refusal | None, Validation | None]:
-    """What speaks against ``plan`` (:func:`first_refusal`), or else on what it holds.
+    """The refusal of ``plan`` (:func:`first_refusal`), or else its validation.
 
-    By emulation, copies that FP32 as a whole misses too speak against no plan, and are counted.
+    By emulation, copies that FP32 as a whole misses too refuse no plan, but count as missed.
     """
     copies = ValidationCopies(problem, context, judges, test)
     every = None if context.engine in judges else all_in_fp32(problem, plan)
     against = first_refusal(problem, context, judges, plan, copies, limit)
     aside = dict.fromkeys(InputKind, 0)
-    while against is not None and every is not None:
-        of_no_pins = missed_by_every(problem, context, plan, every, against)
-        if not of_no_pins:
+    while against is not None and every is not None and against.kind is not InputKind.GIVEN:
+        left = decided_by_pins(problem, context, judges, every, against.samples)
+        hopeless = {s.digest for s in against.samples}.difference(s.digest for s in left)
+        if not hopeless:
             break
-        copies.without |= of_no_pins
-        seen = against.tested + aside[against.kind]
-        aside[against.kind] += len(of_no_pins) // set_size(problem)
+        copies.without |= hopeless
+        tested = against.tested + aside[against.kind]
+        aside[against.kind] += len(hopeless) // set_size(problem)
         if aside[against.kind] > test.misses:  # no plan passes: a slow model's test ends sooner
-            seconds, least = context.pace.usual_seconds, min(seen, test.copies)
+            seconds, least = context.pace.usual_seconds, min(tested, test.copies)
             copies.test = test.within(problem, seconds, REFUSED_TIME_S, least)
         against = first_refusal(problem, context, judges, plan, copies, limit)
     if against is not None:
         return against, None
     copies.without.clear()
     return None, _measured(problem, context, judges, plan, copies)
+
+
+def validate_next(
+    problem: Problem, context: Context, plan: PrecisionPlan, limit: float = 1.0
+) -> tuple[Refusal | None, Validation | None]:
+    """As :func:`put_to_test`, by the run's judges and in the run's next validation."""
+    test = next_test(problem, context)
+    refusal, validation = put_to_test(problem, context, context.judges, plan, test, limit)
+    if refusal is not None and context.engine is None:
+        context.refused.add(plan)
+    return refusal, validation
 
 
 def validate(
@@ -80,10 +87,10 @@ def validate(
     plan: PrecisionPlan,
     test: ValidationTest,
 ) -> Validation:
-    """Everything that is claimed of ``plan``, tested."""
+    """Validate ``plan`` on the given inputs, on the holdout and on new inputs."""
     copies = ValidationCopies(problem, context, judges, test)
-    # Of what a budget has left no kind leaves nothing to the next, and the report comes after.
-    return _measured(problem, context, judges, plan, copies, of_rest=0.8)
+    # A kind must leave some of the budget to the next one, and the last to the report.
+    return _measured(problem, context, judges, plan, copies, time_share=0.8)
 
 
 def first_refusal(
@@ -94,13 +101,13 @@ def first_refusal(
     copies: ValidationCopies,
     limit: float,
 ) -> Refusal | None:
-    """What speaks against ``plan``, the given inputs first; None where nothing does.
+    """The refusal of ``plan`` by given, then by new inputs; None where nothing refuses it.
 
-    It ends with the first miss too many. What the first judge refuses the others are not asked.
+    It ends with the first miss too many. The second judge runs only what the first one passes.
     """
     size, test = set_size(problem), copies.test
-    for asked in dict.fromkeys((1, len(judges))):
-        some = judges[:asked]
+    for count in dict.fromkeys((1, len(judges))):
+        some = judges[:count]
         against = refused_by(problem, context, some, plan, limit)
         if against is not None:
             return against
@@ -121,10 +128,9 @@ def refused_by(
     judges: Sequence[Evaluator],
     plan: PrecisionPlan,
     limit: float,
-    given: Sequence[Sample] | None = None,
 ) -> Refusal | None:
-    """The given inputs that speak against ``plan``; None if enough of them meet the requirement."""
-    given = problem.samples if given is None else given
+    """The refusal of ``plan`` by given inputs; None if enough of them meet the requirement."""
+    given = problem.samples
     size = min(set_size(problem), len(given))
     may = spared(problem, InputKind.GIVEN, len(given)) if size == 1 else 0
     worst_of = WorstOf(context, judges, plan)
@@ -158,7 +164,6 @@ class WorstOf:
         missed: list[Sample] = []
         violating = 0
         try:
-            # A few samples are in memory at a time.
             for chunk in self._chunks(samples, size):
                 left = misses - len(missed) // size
                 for place, (name, worst) in enumerate(self._on(chunk, size, limit, left)):
@@ -171,8 +176,8 @@ class WorstOf:
                 if math.isfinite(limit) and len(missed) > misses * size:
                     break
         except BudgetSpentError:
-            # Half a test is none. Of a measurement what was tested counts: the clock that ended it
-            # knows no outcome.
+            # A test that ended early is biased by its misses. A measurement is not: it ended by the
+            # clock, whatever the outcomes were.
             if math.isfinite(limit):
                 raise
         return SearchSetResult(self._plan, tuple(names), tuple(results)), tuple(missed)
@@ -180,29 +185,30 @@ class WorstOf:
     def _on(
         self, chunk: Sequence[Sample], size: int, limit: float, misses: int
     ) -> Iterator[tuple[str, SampleResult]]:
-        """The name and the worst result of each set, as far as the last judge came."""
+        """The name and the worst result of each set that the last judge reached."""
         found: list[SearchSetResult] = []
         for judge in self._judges:
             plan = self._context.plan_for(judge, self._plan)
             found.append(judge.judge(plan, chunk, limit=limit, misses=misses, size=size))
-            # What refuses a plan ends it for the next judge too.
+            # A judge stops at the last miss allowed: the next one has no use for the rest.
             chunk = chunk[: len(found[-1].results) * size]
         by_judge = zip(*(one.results for one in found), strict=False)
         for name, results in zip(found[0].names, by_judge, strict=False):
             yield name, max(results, key=lambda r: (not meets(r, limit), r.score))
 
     def _chunks(self, samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
-        """``samples`` in whole sets, as many at once as the judges like."""
+        """``samples`` in lists of whole sets, of a size that suits the judges."""
         context, stream = self._context, iter(samples)
         for first in stream:
             each = max(1, first.nbytes)
             if context.engine in self._judges:
-                at_once = _ENGINE_CHUNK
+                at_once = 64  # an engine's workers have a fixed cost for each list
             elif context.in_turn:
-                at_once = min(context.samples_a_turn, max(_CHUNK, _CHUNK_BYTES // each))
+                at_once = min(context.samples_a_turn, max(_CHUNK, (16 << 20) // each))
             else:
-                # What is made for the reference is still there for the last judge.
-                at_once = min(_CHUNK, max(_SAMPLES_AHEAD, RECENT_BYTES // each - _SAMPLES_AHEAD))
+                # Arrays made for the reference are then still in memory for the last judge, beside
+                # two that are made ahead.
+                at_once = min(_CHUNK, max(2, RECENT_BYTES // each - 2))
             yield [first, *islice(stream, -(-at_once // size) * size - 1)]
 
 
@@ -212,53 +218,52 @@ def _measured(
     judges: Sequence[Evaluator],
     plan: PrecisionPlan,
     copies: ValidationCopies,
-    of_rest: float = 1.0,
+    time_share: float = 1.0,
 ) -> Validation:
-    """As :func:`validate`; a kind may spend ``of_rest`` of the time that is left."""
+    """As :func:`validate`; each kind may spend ``time_share`` of the time that is left."""
     size, test = set_size(problem), copies.test
     wanted_augmented = wanted_of_augmented(problem)
     worst_of = WorstOf(context, judges, plan)
     given = worst_of.judge(problem.samples, size=size)[0]
-    alone = given.results
-    if size > 1:  # each was run: nothing is run again; a metric of all of them is not of one
-        singly = () if problem.requirements.tells_of_all else problem.samples
-        alone = worst_of.judge(singly)[0].results
+    alone = given.results if size == 1 else _one_by_one(problem, worst_of)
     holdout_size = size if size == 1 else max(1, len(problem.holdout))
-    with context.time.part(of_rest):  # real inputs come first
+    with context.time.part(time_share):  # real inputs come first
         held_out = worst_of.judge(problem.holdout, size=holdout_size)[0]
-    with context.time.part(0.5 * of_rest if of_rest < 1.0 and wanted_augmented else of_rest):
+    # Perturbed and augmented inputs get equal parts of a budget.
+    divided = 0.5 if time_share < 1.0 and wanted_augmented else 1.0
+    with context.time.part(divided * time_share):
         perturbed = worst_of.judge(copies.of(InputKind.PERTURBED), size=size)[0]
-    with context.time.part(of_rest):
-        varied = worst_of.judge(copies.of(InputKind.AUGMENTED), size=size)[0]
-    copied = [*perturbed.results, *varied.results]
+    with context.time.part(time_share):
+        augmented = worst_of.judge(copies.of(InputKind.AUGMENTED), size=size)[0]
+    copied = [*perturbed.results, *augmented.results]
     used_before = wanted_augmented > 0.0 and bool(context.augmented_before(test.stream))
     return Validation(
-        given=holding(given, None),
-        perturbed=holding(perturbed, test.confidence),
-        augmented=holding(varied, test.confidence),
-        holdout=holding(held_out, CONFIDENCE),
+        given=_tally(given, None),
+        perturbed=_tally(perturbed, test.confidence),
+        augmented=_tally(augmented, test.confidence),
+        holdout=_tally(held_out, CONFIDENCE),
         wanted=wanted_of_unseen(problem),
         wanted_of_augmented=wanted_augmented,
         fitted=problem.settings.fitted,
         wanted_of_given=wanted_of_given(problem),
         set_size=size,
-        prediction_limit=prediction_limit_of(problem, context, plan, alone, copied),
+        prediction_limit=_prediction_limit(problem, context, plan, alone, copied),
         holdout_size=holdout_size,
-        has_margin=size > 1 or has_margin(problem, plan, copied),
-        copies=(test.stream, test.copies * size),
-        spent=used_before and size == 1 and not varied.results and context.time.left_s > 0.0,
+        has_margin=size > 1 or _has_margin(problem, plan, copied),
+        spent=used_before and size == 1 and not augmented.results and context.time.left_s > 0.0,
         alike=len(problem.samples) + len(problem.holdout) < FEW_INPUTS
-        and are_alike(problem, context),
+        and (context.noted(ALIKE) or any(f.kind == ALIKE for f in problem.findings)),
     )
 
 
-def are_alike(problem: Problem, context: Context) -> bool:
-    """Whether something was said of inputs that are of one kind."""
-    return context.noted(ALIKE) or any(f.kind == ALIKE for f in problem.findings)
+def _one_by_one(problem: Problem, worst_of: WorstOf) -> Sequence[SampleResult]:
+    """The results of the given inputs one by one; none where a metric needs all of them."""
+    samples = () if problem.requirements.tells_of_all else problem.samples
+    return worst_of.judge(samples)[0].results
 
 
-def holding(search_set: SearchSetResult, confidence: float | None) -> Tally:
-    """What ``search_set`` counts, bounded with ``confidence``; by nothing where that is None."""
+def _tally(search_set: SearchSetResult, confidence: float | None) -> Tally:
+    """The counts of ``search_set``, with a lower bound where there is a ``confidence``."""
     if not search_set.results:
         return Tally()
     passed, tested = search_set.passed(), len(search_set.results)
@@ -270,49 +275,44 @@ def holding(search_set: SearchSetResult, confidence: float | None) -> Tally:
 def validation_as_known(
     problem: Problem, context: Context, plan: PrecisionPlan
 ) -> Validation | None:
-    """What is known of ``plan`` on the given inputs, where there is no time; None if nothing is."""
+    """The validation of ``plan`` from evaluations on given inputs alone; None if there are none."""
     judges = [j for j in context.judges if _knows(j, context.plan_for(j, plan), problem.samples)]
     if context.judge not in judges:
         return None
     given = WorstOf(context, judges, plan).judge(problem.samples, size=set_size(problem))[0]
     return Validation(
-        holding(given, None),
-        Tally(),
-        Tally(),
-        Tally(),
-        wanted_of_unseen(problem),
-        wanted_of_augmented(problem),
-        problem.settings.fitted,
-        wanted_of_given(problem),
-        set_size(problem),
+        given=_tally(given, None),
+        perturbed=Tally(),
+        augmented=Tally(),
+        holdout=Tally(),
+        wanted=wanted_of_unseen(problem),
+        wanted_of_augmented=wanted_of_augmented(problem),
+        fitted=problem.settings.fitted,
+        wanted_of_given=wanted_of_given(problem),
+        set_size=set_size(problem),
         unfinished=True,
     )
 
 
 def _knows(judge: Evaluator, plan: PrecisionPlan, samples: Sequence[Sample]) -> bool:
-    """Whether nothing has to be run to say what ``plan`` shows on ``samples``."""
+    """Whether ``judge`` has an evaluation of ``plan`` on each of ``samples``."""
     return judge.knows(plan) and all(judge.known(plan, s) is not None for s in samples)
 
 
-_TWO_ANSWERS = 2
-"""A decision that scores no more values is the same or is not: nothing says how near the next
-input's is to becoming another."""
-
-
-def prediction_limit_of(
+def _prediction_limit(
     problem: Problem,
     context: Context,
     plan: PrecisionPlan,
     given: Sequence[SampleResult],
     copies: Sequence[SampleResult],
 ) -> float:
-    """What an unseen input may score; NaN where nothing was copied, infinite where nothing tells.
+    """What an unseen input may score; NaN without copies, infinite where that is unknown.
 
-    No less than what a given input scores that must meet the requirement.
+    It is at least the score of a given input that must meet the requirement.
     """
     if not copies:
         return math.nan
-    # Half of what may miss is left for what so few inputs tell wrongly of the rest.
+    # Half of the misses allowed is left for the error of an estimate from so few inputs.
     share = (1.0 + wanted_of_unseen(problem)) / 2.0
     if set_size(problem) > 1:
         return _of_sets(problem, plan, given, share)
@@ -320,27 +320,27 @@ def prediction_limit_of(
         return math.inf
     floor = min(_floor(problem, context), 1.0)
     scores = [copy.score - floor for copy in copies]
-    if not given or not has_margin(problem, plan, copies):  # no time was left to run them
+    if not given or not _has_margin(problem, plan, copies):  # no time was left to run them
         return math.inf
-    found = sorted((result.score for result in given), reverse=True)
-    least = found[min(spared(problem, InputKind.GIVEN, len(found)), len(found) - 1)]
+    by_score = sorted((result.score for result in given), reverse=True)
+    least = by_score[min(spared(problem, InputKind.GIVEN, len(given)), len(given) - 1)]
     return max(least, floor + limit_of_inputs(scores, len(problem.samples), share))
 
 
-def has_margin(problem: Problem, plan: PrecisionPlan, copies: Sequence[SampleResult]) -> bool:
-    """Whether scores of ``copies`` tell more than whether each holds."""
-    # The margin of other conditions says nothing of a decision's own.
+def _has_margin(problem: Problem, plan: PrecisionPlan, copies: Sequence[SampleResult]) -> bool:
+    """Whether each condition scores ``copies`` by more than pass and fail."""
+    # A decision with two scores is the same or not: nothing says how near the next one is to
+    # becoming another. The margins of other conditions say nothing of it either.
     decided = decided_outputs(problem.graph, _reduced(problem, plan))
     run = [copy for copy in copies if copy.values]
     for place, item in enumerate(problem.requirements.items):
-        told = {copy.values[place] for copy in run}
         if item.own or is_decision(item.metric):
-            if len(told) <= _TWO_ANSWERS:
+            if len({copy.values[place] for copy in run}) <= 2:
                 return False
             continue
-        asked = [n for n in problem.graph.outputs if item.is_on(n, "i" if n in decided else "f")]
-        for name in decided.intersection(asked):
-            if len({copy.errors[name].max_abs for copy in run}) <= _TWO_ANSWERS:
+        outputs = [n for n in problem.graph.outputs if item.is_on(n, "i" if n in decided else "f")]
+        for name in decided.intersection(outputs):
+            if len({copy.errors[name].max_abs for copy in run}) <= 2:
                 return False
     return True
 
@@ -357,10 +357,10 @@ def _reduced(problem: Problem, plan: PrecisionPlan) -> frozenset[str]:
 def _of_sets(
     problem: Problem, plan: PrecisionPlan, given: Sequence[SampleResult], share: float
 ) -> float:
-    """What another set of as many inputs may score.
+    """What another set of as many inputs may score; infinite where that is unknown.
 
-    Infinite where the given ones are fewer than would bound the share one by one (a rare kind of
-    input is in few sets), and for a metric of all inputs at once.
+    So it is for a metric of all inputs at once, and where the given inputs are too few to bound
+    the share one by one: a rare kind of input is in few sets.
     """
     requirements, count = problem.requirements, len(given)
     items, values = requirements.items, [result.values for result in given]
@@ -370,14 +370,14 @@ def _of_sets(
     decided = decided_outputs(problem.graph, _reduced(problem, plan))
     for item, column in zip(items, zip(*values, strict=True), strict=True):
         of_decided = not decided.isdisjoint([item.output] if item.output else problem.graph.outputs)
-        unsaid = item.own or (of_decided and not is_decision(item.metric))
-        if unsaid and len(set(column)) <= _TWO_ANSWERS:
+        no_margin = item.own or (of_decided and not is_decision(item.metric))
+        if no_margin and len(set(column)) <= 2:
             return math.inf
-    # That no decision was another says little of the next: one that is takes part in the lot. Where
-    # an input has hundreds (pixels, rows), their shares lie apart and tell it themselves.
+    # That no decision has changed yet says little of the next one, so the bootstrap also draws one
+    # that has. An input with hundreds of decisions (pixels, rows) has a share that varies itself.
     columns = [set(column) for column in zip(*values, strict=True)]
     alike = [
-        is_decision(item.metric) and len(column) <= _TWO_ANSWERS
+        is_decision(item.metric) and len(column) <= 2
         for item, column in zip(items, columns, strict=True)
     ]
     if any(alike):
@@ -391,15 +391,13 @@ def _of_sets(
 
 
 def _floor(problem: Problem, context: Context) -> float:
-    """What a reference scores beside itself: nothing, but by a metric of the user's."""
+    """The score of a reference against itself, which only a user's metric does not give as 0."""
     if not any(item.own for item in problem.requirements.items):
         return 0.0
     sample = problem.samples[0]
-    key = context.evaluator.key("floor", sample.digest)
-    known = context.cache.recall(key)
-    if known is not None:
-        return float(known[0])
-    exact = context.references.of(sample)
-    floor = problem.requirements.score(exact, exact)
-    context.cache.record_later(Row(key, "floor", floor))
-    return floor
+
+    def score() -> float:
+        exact = context.references.of(sample)
+        return problem.requirements.score(exact, exact)
+
+    return float(context.recalled("floor", [sample.digest], score))

@@ -1,20 +1,21 @@
-"""How many new inputs a plan is validated on, and those inputs.
+"""Chooses how many new inputs a plan is validated on, and makes them.
 
-There is one rule. A validation is made of ``copies`` perturbed and as many augmented inputs that
-neither the search nor another validation has used; it is passed if at most ``misses`` of either
-kind fail. A plan that holds on less than the wanted share of such inputs passes with a probability
-of ``risk`` at most: ``copies`` is the smallest number for which the exact binomial bound (Clopper
-and Pearson, 1934) with ``misses`` failures reaches the share at the confidence ``1 - risk``.
+There is one rule. A validation takes ``copies`` perturbed and as many augmented inputs that
+neither the search nor another validation has used. It passes if at most ``misses`` of each kind
+fail. A plan that passes on less than the wanted share of such inputs is validated with a
+probability of at most ``risk``: ``copies`` is the smallest number for which the exact binomial
+bound (Clopper and Pearson, 1934) with ``misses`` failures reaches the share at the confidence
+``1 - risk``.
 
 A run may validate several plans until one passes. Its 5 % risk is split over them beforehand, so
 that by the union bound (Bonferroni) all of them together keep to it: the first validation gets two
-thirds, and each one after it half of what is left. So 95 % of the plans called *validated* hold.
+thirds, and each later one half of the rest. So 95 % of the plans called *validated* hold.
 
-Three misses (of a share below 95 % more, in proportion to what may miss) are let pass where the
-copies for that usually take no more than 20 s, else fewer, or none: of plans that hold on 99 % of
-inputs the first validation then passes 92, 85, 72 or 51 %. A model so slow that even the copies
-without a miss take longer than 150 s gets as many as fit. They bound less than the wanted share,
-and the verdict is inconclusive.
+Three misses are allowed where the copies for them take at most 20 s, else fewer or none. (A share
+below 95 % allows more, in proportion.) With 3, 2, 1 or no misses the first validation passes 92,
+85, 72 or 51 % of the plans that hold on 99 % of inputs. Where even the copies without a miss take
+longer than 150 s, as many are made as fit. They bound less than the wanted share, and the verdict
+is inconclusive.
 """
 
 from __future__ import annotations
@@ -34,36 +35,41 @@ from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.samples import augmented, perturbs, wants_augmented
 
 WANTED = 0.95
-"""The share of unseen inputs that a plan shall hold on, where nobody asks for another."""
+"""The share of unseen inputs that a plan shall pass, where ``--robust`` names no other."""
 
 MAX_TESTS = 13
-"""The most validations of a run before it decides: one of everything reduced, two a round."""
+"""The most validations of a search: one of everything reduced, two in each round."""
 
 VERIFYING = 100
-"""The number of a validation that no search has made: its copies are no other's."""
+"""The number of the validation in ``verify``, whose stream no search uses."""
 
 TRADEOFF = MAX_TESTS + 2
-"""The stream of the trade-off curve's copies: no row was tuned on them."""
+"""The stream of the trade-off curve's copies, on which no row was tuned."""
 
 TRADEOFF_COPIES = 4
-"""Copies of a kind for each row of the slowest model's trade-off curve."""
+"""The fewest copies of a kind for a row of the trade-off curve."""
 
 FIRST_RISK_SHARE = 2.0 / 3.0
+"""The part of the 5 % risk that the first validation of a run takes."""
+
 MAX_MISSES = 3
+"""How many copies of a kind may fail in a quick model's validation."""
+
 MISSES_TIME_S = 20.0
+"""The longest that the copies may take where misses are allowed."""
+
 VALIDATION_TIME_S = 150.0
+"""The longest that the copies of a slow model may take."""
 
 REFUSED_TIME_S = 25.0
-"""What is spent to tell how badly a plan does that cannot be validated any more."""
-
-FEWEST_COPIES = 8
+"""Time to measure how often a plan fails that cannot be validated any more."""
 
 
 @dataclass(frozen=True)
 class ValidationTest:
-    """One validation: on ``copies`` new inputs of each kind, at most ``misses`` of which may fail.
+    """One validation: ``misses`` of ``copies`` new inputs of each kind may fail.
 
-    ``stream`` is the number that its inputs are made from.
+    ``stream`` seeds its inputs.
     """
 
     stream: int
@@ -77,18 +83,20 @@ class ValidationTest:
         return 1.0 - self.risk
 
     def may_miss(self, problem: Problem, tested: int) -> int:
-        """How many of ``tested`` inputs may fail, where no more could be made."""
+        """How many of ``tested`` inputs may fail: fewer than ``misses`` where copies ran out."""
         if problem.settings.pick is not None:
             return tested - at_least(problem.settings.pick, tested)
-        wanted, most = wanted_of_unseen(problem), 0
-        while most < self.misses and copies_needed(wanted, self.confidence, most + 1) <= tested:
-            most += 1
-        return most
+        wanted, allowed = wanted_of_unseen(problem), 0
+        while (
+            allowed < self.misses and copies_needed(wanted, self.confidence, allowed + 1) <= tested
+        ):
+            allowed += 1
+        return allowed
 
     def within(
-        self, problem: Problem, usual_seconds: float, limit_s: float, least: int = FEWEST_COPIES
+        self, problem: Problem, usual_seconds: float, limit_s: float, least: int = 8
     ) -> ValidationTest:
-        """The same with no more copies than usually take ``limit_s``, but with ``least``."""
+        """The same with as many copies as take ``limit_s``, but at least ``least``."""
         copies = max(least, limit_s / _seconds_a_copy(problem, usual_seconds))
         return self if copies >= self.copies else replace(self, copies=int(copies), misses=0)
 
@@ -101,9 +109,9 @@ def planned_test(
     if not last:
         risk *= FIRST_RISK_SHARE if number == 0 else (1.0 - FIRST_RISK_SHARE) / 2.0**number
     wanted, seconds = wanted_of_unseen(problem), _seconds_a_copy(problem, usual_seconds)
-    # Of a smaller share more may miss: with three misses of a few inputs hardly a plan would pass.
-    more = max(1.0, (1.0 - wanted) / (1.0 - WANTED))
-    misses = 0 if problem.settings.fitted else round(MAX_MISSES * more)
+    # A smaller share needs fewer copies and expects more of them to fail.
+    scale = max(1.0, (1.0 - wanted) / (1.0 - WANTED))
+    misses = 0 if problem.settings.fitted else round(MAX_MISSES * scale)
     while misses and copies_needed(wanted, 1.0 - risk, misses) * seconds > MISSES_TIME_S:
         misses -= 1
     test = ValidationTest(number + 1, risk, copies_needed(wanted, 1.0 - risk, misses), misses)
@@ -111,29 +119,26 @@ def planned_test(
         test = test.within(problem, usual_seconds, VALIDATION_TIME_S)
     if problem.settings.pick is None:
         return test
-    # What is picked has to hold on that share of the copies, and not to bound it.
+    # --pick asks for that share of the copies, without a bound.
     return replace(test, misses=test.copies - at_least(problem.settings.pick, test.copies))
 
 
 def next_test(problem: Problem, context: Context) -> ValidationTest:
-    """The next validation of a run, which counts it: no two steps get one risk."""
+    """The next validation of a run, which is counted, so that no risk is spent twice."""
     context.tests += 1
     return planned_test(problem, context.tests - 1, context.pace.usual_seconds, last=False)
 
 
 def _seconds_a_copy(problem: Problem, usual_seconds: float) -> float:
-    """Two emulations and a reference for each input of a set, of each kind."""
+    """The time of two emulations and a reference for each input of a set, of each kind."""
     kinds = 2.0 if wants_augmented(problem) else 1.0
     return max(3.0 * usual_seconds * set_size(problem) * kinds, 1e-6)
 
 
 class ValidationCopies:
-    """The new inputs of ``test``, made once however often they are asked for.
+    """The new inputs of ``test``, made once, but those whose digests are in ``without``."""
 
-    Those whose digests are in ``without`` are left out.
-    """
-
-    # Augmented inputs refuse more often, and what is refused need not be tested to its end.
+    # Augmented inputs come first: they refuse plans more often, which ends a test.
     kinds = (InputKind.AUGMENTED, InputKind.PERTURBED)
 
     def __init__(
@@ -146,11 +151,11 @@ class ValidationCopies:
         self._made: dict[InputKind, Iterator[Sample]] = {}
 
     def of(self, kind: InputKind) -> Iterator[Sample]:
-        """Those of ``kind``, perturbed or augmented inputs."""
+        """The inputs of ``kind``, perturbed or augmented."""
         made = self._made[kind] if kind in self._made else self._new(kind)
         self._made[kind], copies = tee(made)
-        left = (sample for sample in copies if sample.digest not in self.without)
-        return islice(left, self.test.copies * set_size(self._problem))
+        rest = (sample for sample in copies if sample.digest not in self.without)
+        return islice(rest, self.test.copies * set_size(self._problem))
 
     def _new(self, kind: InputKind) -> Iterator[Sample]:
         problem, context, stream = self._problem, self._context, self.test.stream
@@ -161,63 +166,63 @@ class ValidationCopies:
 
 
 def spared(problem: Problem, kind: InputKind, count: int) -> int:
-    """How many of ``count`` samples of ``kind`` may miss the requirement in a search."""
+    """How many of ``count`` samples of ``kind`` may fail in a search."""
     if set_size(problem) > 1:
         count //= set_size(problem)
     if problem.settings.pick is not None:
         return count - at_least(problem.settings.pick, count)
     if kind == InputKind.GIVEN:
         return count - at_least(wanted_of_given(problem), count)
-    # A validation bounds the share, and lets about half as many miss. What just kept to the share
-    # on the search set would be refused there, and the search would have learnt nothing.
-    augmented_kind = kind == InputKind.AUGMENTED
-    wanted = wanted_of_augmented(problem) if augmented_kind else wanted_of_unseen(problem)
+    # A validation bounds the share, so that about half as many may fail there. A plan that just
+    # keeps the share on the search set would be refused.
+    of_augmented = kind == InputKind.AUGMENTED
+    wanted = wanted_of_augmented(problem) if of_augmented else wanted_of_unseen(problem)
     return count - at_least((1.0 + wanted) / 2.0, count)
 
 
 def set_size(problem: Problem) -> int:
-    """How many inputs are judged together: all where a condition is on a set of them, else one."""
+    """How many inputs are judged together: all where a requirement is on a set, else one."""
     return len(problem.samples) if problem.requirements.of_sets else 1
 
 
 def each_must_hold(problem: Problem) -> bool:
-    """Whether every given input must meet the requirement by itself."""
+    """Whether each given input must meet the requirement by itself."""
     return problem.settings.share_of_given >= 1.0 and set_size(problem) == 1
 
 
 def wanted_of_given(problem: Problem) -> float:
-    """The share of the given inputs that must hold: all where they are judged together."""
+    """The share of the given inputs that must pass: all where they are judged together."""
     return problem.settings.share_of_given if set_size(problem) == 1 else 1.0
 
 
 def wanted_of_unseen(problem: Problem) -> float:
-    """The share of unseen inputs that is asked for, or spoken of where a set is fitted."""
+    """The share of unseen inputs that must pass, or is reported where the plan is fitted."""
     settings = problem.settings
-    # A copy of an input that misses mostly misses too: no more is asked of copies than of inputs.
-    held = settings.share_of_given if set_size(problem) == 1 else settings.pick or 1.0
-    return problem.settings.robust or min(WANTED, held)
+    # Copies of an input that fails mostly fail too, so that their share cannot be larger.
+    of_given = settings.share_of_given if set_size(problem) == 1 else settings.pick or 1.0
+    return settings.robust or min(WANTED, of_given)
 
 
 def wanted_of_augmented(problem: Problem) -> float:
-    """The share of augmented inputs that is asked for; 0 where they are not tested."""
+    """The share of augmented inputs that must pass; 0 where they are not tested."""
     return wanted_of_unseen(problem) if wants_augmented(problem) else 0.0
 
 
 def missed_on(problem: Problem, evaluator: Evaluator, plan: PrecisionPlan) -> str:
-    """A sentence that counts the given inputs on which ``plan`` misses, after a space.
+    """A sentence, after a space, that counts the given inputs on which ``plan`` fails.
 
-    Empty where none is known to miss, one input is given, or all are judged together.
+    It is empty where none has failed yet, one input is given, or all are judged together.
     """
     count = len(problem.samples)
     if count == 1 or set_size(problem) > 1:
         return ""
-    known = ((evaluator.known(plan, sample), sample.name) for sample in problem.samples)
-    scores = [(f.score, name) for f, name in known if f is not None and not f.score <= 1.0]
-    if not scores:
+    results = ((evaluator.known(plan, sample), sample.name) for sample in problem.samples)
+    failed = [(r.score, name) for r, name in results if r is not None and not r.score <= 1.0]
+    if not failed:
         return ""
-    said = f" It misses on {len(scores)} of {count} given inputs, most on {max(scores)[1]}."
-    # On so few it is they that are near ties, and not the model that is wrong.
-    if len(scores) <= count / 10.0 and problem.settings.share_of_given == 1.0:
-        share = math.floor(100.0 * (count - len(scores)) / count) / 100.0
-        said += f" If those are near ties, --allow-misses {1.0 - share:.3g} lets so many miss."
-    return said
+    sentence = f" It misses on {len(failed)} of {count} given inputs, most on {max(failed)[1]}."
+    # A few failures are often near ties of a decision, and not wrong numbers.
+    if len(failed) <= count / 10.0 and problem.settings.share_of_given == 1.0:
+        share = math.floor(100.0 * (count - len(failed)) / count) / 100.0
+        sentence += f" If those are near ties, --allow-misses {1.0 - share:.3g} lets so many miss."
+    return sentence

@@ -1,8 +1,7 @@
-"""``verify``: does a plan still hold, for new weights or new inputs? One answer, for release gates.
+"""Verifies a plan again, for new weights or new inputs, as a gate before a release.
 
-The plan is executed by both emulators and, where one can run, by the engine. The typed model's
-types are checked against it, and the forms in which older versions are told of the pins are read
-back.
+Both emulators execute the plan and, where one can run, the engine. The types of the typed model
+are checked by ONNX and, where it is installed, by TensorRT's parser.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from onnx import TensorProto
 from bisect_trt.base.atomic_files import VERIFY_FILES
 from bisect_trt.base.display import counted
 from bisect_trt.base.errors import (
-    BadInputError,
     RunnerFailedError,
     RunnerUnavailableError,
     one_line,
@@ -35,14 +33,6 @@ from bisect_trt.model.precision_rules import STORAGE_TYPE
 from bisect_trt.model.save import file_form
 from bisect_trt.model.tensor_types import infer_types, skeleton
 from bisect_trt.model.typed import to_typed
-from bisect_trt.model.weak_typing import (
-    OF_FUNCTIONS,
-    names_in_tensorrt,
-    pins_of_script,
-    pins_of_trtexec,
-    polygraphy_script,
-    trtexec_arguments,
-)
 from bisect_trt.runners.process import IsolatedWorker
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
@@ -58,17 +48,13 @@ from bisect_trt.steps.saved_plan import SavedPlan
 from bisect_trt.steps.validation import validate
 from bisect_trt.steps.validation_inputs import VERIFYING, WANTED, planned_test
 
-_NO_SHAPE = "Field 'shape' of 'type' is required"
-
 GOLDEN = "golden outputs"
-"""The check of the reference, not of the plan."""
+"""The name of the check of the reference; all others check the plan."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One way in which the plan was looked at. ``validation`` None means that it could not be
-    looked at here, and ``detail`` why.
-    """
+    """The result of one check; ``validation`` is None where it cannot be made here."""
 
     what: str
     validation: bool | None
@@ -77,10 +63,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """``passed`` if the runner that decides meets the requirements and nothing that was looked at
-    contradicts the plan. ``notes`` say what became of the inputs that were given. ``folder`` is
-    where its cache is, ``seconds`` what it took.
-    """
+    """The answer of ``verify``; ``notes`` are sentences on the inputs that were given."""
 
     plan: PrecisionPlan
     checks: Sequence[Check]
@@ -93,7 +76,7 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """No check failed."""
+        """Whether no check failed."""
         return all(check.validation is not False for check in self.checks)
 
     def __bool__(self) -> bool:
@@ -117,7 +100,7 @@ class Verification:
 
 
 def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
-    """The typed ONNX by ONNX's own type inference: pinned layers FLOAT, reduced ones reduced."""
+    """Check by ONNX's type inference that exactly the pinned layers are FLOAT."""
     what = "typed ONNX"
     if not plan.base.is_storage:
         return Check(what, None, f"{plan.base.value.upper()} is no type but a switch of the engine")
@@ -133,25 +116,25 @@ def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
             continue
         wanted = TensorProto.FLOAT if layer.name in plan.pinned else reduced_type
         made, role = made_by[layer.name], graph.role(layer.index, plan.base)
-        found = [scope.type_of(made.output[slot]) for slot in role.reduced_out]
-        if any(t in counts and t != wanted for t in found):
-            said = f"layer {layer.name!r} has another type than the plan says"
-            return Check(what, False, said)
+        types = [scope.type_of(made.output[slot]) for slot in role.reduced_out]
+        if any(t in counts and t != wanted for t in types):
+            return Check(what, False, f"layer {layer.name!r} has another type than the plan says")
         counts[wanted] += 1
     kept = counted(counts[TensorProto.FLOAT], "layer")
-    said = f"{kept} FLOAT, {counts[reduced_type]} {plan.base.value.upper()}"
+    detail = f"{kept} FLOAT, {counts[reduced_type]} {plan.base.value.upper()}"
     if complaint:
-        said += f"; ONNX's own check refuses it as it does the source model ({complaint})"
-    return Check(what, True, said)
+        detail += f"; ONNX's own check refuses it as it does the source model ({complaint})"
+    return Check(what, True, detail)
 
 
 def _complaint(model: onnx.ModelProto) -> str:
-    """What ONNX's own check says against ``model``; empty for nothing."""
-    model = skeleton(model)  # weights may be too many for ONNX's own tools
+    """The error of ONNX's own check of ``model``; empty if it passes."""
+    model = skeleton(model)  # ONNX's check cannot take more than 2 GB
     try:
         onnx.checker.check_model(model)
     except Exception as error:  # the library has its own classes for each of its checks
-        if _NO_SHAPE not in str(error):  # which every runtime takes
+        # Every runtime takes an output without a shape.
+        if "Field 'shape' of 'type' is required" not in str(error):
             return one_line(error, 160)
     try:
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
@@ -161,7 +144,7 @@ def _complaint(model: onnx.ModelProto) -> str:
 
 
 def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
-    """The types that TensorRT's own parser gives the layers; needs no GPU."""
+    """Check the types that TensorRT's own parser gives the layers, which needs no GPU."""
     what, graph, settings = "TensorRT's parser", problem.graph, problem.settings
     module = installed_module(settings.trt_module)
     if module is None:
@@ -187,12 +170,12 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
         except RunnerUnavailableError as error:
             return Check(what, None, one_line(error, 120))
         except RunnerFailedError as error:
-            said = one_line(error, 200)
+            detail = one_line(error, 200)
             try:
                 types_of(worker, graph.proto)
             except RunnerFailedError:  # the fault is not the plan's
-                return Check(what, None, f"it does not take the source model either: {said}")
-            return Check(what, False, said)
+                return Check(what, None, f"it does not take the source model either: {detail}")
+            return Check(what, False, detail)
     wrong = dishonoured_after_parsing(layers, plan, types)
     if wrong:
         return Check(what, False, wrong[0].message)
@@ -200,70 +183,32 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
     return Check(what, True, f"{seen} of {len(layers)} layers seen, each of the plan's type")
 
 
-def _written(problem: Problem, plan: PrecisionPlan) -> list[Check]:
-    """The two forms of weak typing, read back: they name the plan's pins."""
-    checks, graph = [], problem.graph
-    pins = plan.pinned if plan.base.is_storage else frozenset[str]()
-    refused = ""
-    if problem.lifted:
-        refused = "the source is reduced already: weak typing cannot keep its layers in FP32"
-    elif pins and problem.model.written_out:
-        refused = OF_FUNCTIONS
-    for what, write, read in (
-        ("trtexec arguments", trtexec_arguments, pins_of_trtexec),
-        ("polygraphy script", polygraphy_script, pins_of_script),
-    ):
-        if refused:
-            checks.append(Check(what, None, refused))
-            continue
-        try:
-            found = read(write(graph, replace(plan, pinned=pins, held=frozenset())))
-            expected = frozenset(names_in_tensorrt(graph, pins).values())
-        except BadInputError as error:
-            checks.append(Check(what, None, one_line(error, 160)))
-            continue
-        said = f"names {counted(len(found), 'pin')}"
-        if found != expected:
-            said += f", the plan has {len(pins)}"
-        checks.append(Check(what, found == expected, said))
-    return checks
-
-
 @within_threads
 def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verification:
-    """Check a plan on the settings' model and inputs, by its own requirements where the settings
-    name none. Nothing is searched, so that every input counts: none is kept apart by itself.
+    """Check a plan on the settings' model and inputs.
+
+    The plan's own requirements count where the settings name none. No input is held out.
 
     Raises:
         BadInputError: it is no plan of this model.
     """
     began = time.perf_counter()
-    settings = _as_saved(settings, saved)
-    if settings.rewrite is None:  # refused before a folder is made
-        saved.check_model(load_source(settings.model).graph)
-    problem = load(settings, observer, searches=False)
-    if problem.judged:  # layers behind the judged part are in FP32 in the model to ship
-        judged = replace(saved.plan, pinned=saved.plan.pinned.intersection(problem.graph.names))
-        saved = replace(saved, plan=judged)
-    saved.check_model(problem.graph)
-    if saved.scales:  # what the plan was found for, whatever these inputs' are
-        problem = replace(problem, requirements=replace(problem.requirements, scales=saved.scales))
+    problem, plan = _loaded(_as_saved(settings, saved), saved, observer)
     with open_context(problem, observer, "-verify") as context:
         problem = replace(context.problem, on_engine=context.engine is not None)
-        for name in VERIFY_FILES:  # an earlier answer must not outlive what is asked anew
+        for name in VERIFY_FILES:  # an older answer must not be taken for this one
             (context.folder / name).unlink(missing_ok=True)
         observer.step("verify")
-        if settings.augmented != "auto":  # kinds that were named and make none are refused now
+        if problem.settings.augmented != "auto":  # refuse now what names kinds and makes none
             next(augmented(problem, context, SEARCH_STREAM, 1), None)
-            context.augmented_of(SEARCH_STREAM).clear()  # no search has it
-        plan = saved.plan
+            context.augmented_of(SEARCH_STREAM).clear()  # there is no search to keep apart from
         checks = [
             *_golden(problem, context),
             *_judgements(context, plan),
             _typed(problem.graph, plan),
             _parsed(problem, plan),
-            *_written(problem, plan),
         ]
+        # The quickest of three counts: the first one opens a session.
         others = (PrecisionPlan(Precision.FP32), problem.base)
         evaluations = [context.evaluator.evaluate(one) for one in (plan, *others)]
         context.pace.took(quickest_s(evaluations, len(problem.samples)))
@@ -274,7 +219,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
             checks=checks,
             requirements=problem.requirements.texts,
             validation=replace(validation, fitted=saved.fitted),
-            # A plan of a model that is reduced already holds whatever is wrong with it.
+            # Weighty: a plan for a model that is wrong in FP32 already passes whatever it does.
             notes=[f.message for f in problem.findings if f.kind == "copies" or f.weighty],
             model=problem.model.name,
             folder=context.folder,
@@ -282,8 +227,24 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         )
 
 
+def _loaded(
+    settings: Settings, saved: SavedPlan, observer: Observer
+) -> tuple[Problem, PrecisionPlan]:
+    """The problem that ``saved`` is verified on, and the plan for its judged part."""
+    if settings.rewrite is None:  # refused before a folder is made
+        saved.check_model(load_source(settings.model).graph)
+    problem = load(settings, observer, searches=False)
+    if problem.judged:  # the model to ship has the layers behind the judged part in FP32
+        pinned = saved.plan.pinned.intersection(problem.graph.names)
+        saved = replace(saved, plan=replace(saved.plan, pinned=pinned))
+    saved.check_model(problem.graph)
+    if saved.scales:  # the plan was found for these, whatever the new inputs' scales are
+        problem = replace(problem, requirements=replace(problem.requirements, scales=saved.scales))
+    return problem, saved.plan
+
+
 def _as_saved(settings: Settings, saved: SavedPlan) -> Settings:
-    """The settings, with what the plan was found for in place of each that says nothing."""
+    """The settings, completed by those that the plan was found with."""
     if settings.robust is None and settings.allow_misses is None:
         settings = replace(settings, robust=saved.robust or WANTED)
     if settings.allow_misses is None:
@@ -296,16 +257,16 @@ def _as_saved(settings: Settings, saved: SavedPlan) -> Settings:
 
 
 def _golden(problem: Problem, context: Context) -> list[Check]:
-    """Whether the reference gives the golden outputs, where there are some."""
+    """Check that the reference gives the golden outputs, where there are some."""
     if problem.golden is None:
         return []
-    differs = check_golden(problem, context)
-    said = differs.sentence if differs is not None else "the reference gives them"
-    return [Check(GOLDEN, differs is None, said)]
+    mismatch = check_golden(problem, context)
+    detail = mismatch.sentence if mismatch is not None else "the reference gives them"
+    return [Check(GOLDEN, mismatch is None, detail)]
 
 
 def _judgements(context: Context, plan: PrecisionPlan) -> list[Check]:
-    """Each runner's verdict; where there is an engine it alone decides."""
+    """Check the requirements on each runner; where there is an engine, it alone decides."""
     emulators = (context.evaluator, context.second)
     if context.engine is None:
         return [_judged(evaluator.evaluate(plan), counts=True) for evaluator in emulators]

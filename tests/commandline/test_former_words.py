@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from click.testing import Result as Ended
 
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.cli import main
 from bisect_trt.report.gate import read_project
 from bisect_trt.settings import FORMER, Settings
 from bisect_trt.steps.saved_plan import read_plan
-from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy
+from tests.command import call, saved
 
 PLAN_OF_0_4_0 = """{
   "base": "fp16",
@@ -42,7 +39,6 @@ RUN_OF_0_4_0 = """{
 }"""
 
 OPTIONS = {
-    "--holds-on": ("0.9", "allow_misses", 0.1),
     "--variants": ("shift", "augmented", "shift"),
     "--probe-timeout": ("60", "evaluation_timeout_s", 60.0),
     "--pin": ("Pow", "keep_fp32", ("Pow",)),
@@ -51,7 +47,7 @@ OPTIONS = {
 OF_COMMAND = {
     "run": tuple(OPTIONS),
     "gate": tuple(OPTIONS),
-    "verify": ("--holds-on", "--variants", "--probe-timeout"),
+    "verify": ("--variants", "--probe-timeout"),
     "reduce": ("--probe-timeout",),
 }
 
@@ -60,16 +56,10 @@ OF_COMMAND = {
 def files(tmp_path: Path) -> list[str]:
     """A model and its input; beside them a plan of 0.4.0 and a bisect.toml."""
     fixture = encoder_decomposed()
-    (tmp_path / "m.onnx").write_bytes(model_bytes(fixture))
-    (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
     pins = json.dumps(sorted(fixture.pins or ()))
     (tmp_path / "plan.json").write_text(PLAN_OF_0_4_0 % pins)
     (tmp_path / "bisect.toml").write_text('[models.a]\nmodel = "m.onnx"\ninput = "x.npz"\n')
-    return [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz")]
-
-
-def call(*arguments: object) -> Ended:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
+    return saved(fixture, tmp_path)
 
 
 def test_a_plan_of_0_4_0_is_read(files: list[str], tmp_path: Path) -> None:
@@ -119,22 +109,15 @@ def test_former_options_work_and_are_not_shown(
     assert not any(f"{flag} " in shown for flag in FORMER)
 
 
-def test_former_keys_work_with_a_warning(files: list[str], tmp_path: Path) -> None:
-    keys = (
-        "holds-on = 0.9\nvariants = 'shift'\nprobe-timeout = 60\npin = ['Pow']\nlower = ['Mul']\n"
-    )
+def test_former_keys_work(tmp_path: Path) -> None:
+    keys = "variants = 'shift'\nprobe-timeout = 60\npin = ['Pow']\nlower = ['Mul']\n"
     (tmp_path / "bisect.toml").write_text(
         f'[defaults]\n{keys}[models.a]\nmodel = "absent.onnx"\ninput = "x.npz"\n'
     )
     settings = read_project(tmp_path / "bisect.toml", None, {}).runs["a"]
-    assert (settings.allow_misses, settings.augmented) == (0.1, "shift")
+    assert settings.augmented == "shift"
     assert settings.evaluation_timeout_s == 60.0
     assert (settings.keep_fp32, settings.keep_reduced) == (("Pow",), ("Mul",))
-    ended = call("gate", "--config", tmp_path / "bisect.toml", "--quiet")
-    warned = [line for line in ended.stderr.splitlines() if line.startswith("warning: ")]
-    assert ended.exit_code == 2 and len(warned) == 5
-    assert "[defaults]: 'holds-on' is called 'allow-misses' now" in warned[0]
-    assert "warning" not in ended.stdout
 
 
 def test_a_folder_of_an_older_version_is_taken_over(tmp_path: Path) -> None:

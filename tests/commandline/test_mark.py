@@ -9,25 +9,17 @@ import numpy as np
 import onnx
 import pandas as pd
 import pytest
-from click.testing import CliRunner
-from click.testing import Result as Ended
 
-from bisect_trt.cli import main
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.encoders import encoder_decomposed
 from fixtures.subgraphs import branch
+from tests.command import call, saved
 from tests.conftest import run_model
 
 
 @pytest.fixture
 def given(tmp_path: Path) -> list[str]:
-    (tmp_path / "m.onnx").write_bytes(model_bytes(encoder_decomposed()))
-    (tmp_path / "x.npz").write_bytes(input_bytes(encoder_decomposed()))
-    return [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"), "--runner", "emulated"]
-
-
-def call(*arguments: object) -> Ended:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
+    return [*saved(encoder_decomposed(), tmp_path), "--runner", "emulated"]
 
 
 def test_compare_shows_what_was_asked_and_the_same_numbers(

@@ -7,14 +7,13 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
-from click.testing import Result as Ended
 from markdown_it import MarkdownIt
 
 import bisect_trt
@@ -22,10 +21,9 @@ from bisect_trt import pipeline
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import Observer, StoppedError
 from bisect_trt.base.outcomes import Tally
-from bisect_trt.cli import main
 from bisect_trt.graph import list_layers
 from bisect_trt.report.diff import diff_runs
-from bisect_trt.report.read_run import read_run
+from bisect_trt.report.record import read_run
 from bisect_trt.settings import Settings
 from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import Problem, load
@@ -34,37 +32,24 @@ from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
 from fixtures.subgraphs import branch
-from tests.conftest import forbid_inferences
+from tests.command import call, run_of
+from tests.conftest import Finished, forbid_inferences
 from tests.report.synthetic import synthetic_result
 
-
-def run(fixture: Fixture, out: Path, **options: object) -> bisect_trt.Result:
-    chosen = {
-        "require": fixture.require,
-        "runner": "emulated",
-        "robust": 0,
-        "out": out,
-        **options,
-    }
-    return bisect_trt.bisect(fixture.model, fixture.inputs, **chosen)
+run = partial(run_of, robust=0)
 
 
 def settings(fixture: Fixture, out: Path) -> Settings:
     return Settings(model=fixture.model, inputs=[fixture.inputs], runner="emulated", out=out)
 
 
-def call(*arguments: object) -> Ended:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
-
-
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One model in two forms, and a requirement that it cannot meet."""
-    made = tmp_path_factory.mktemp("runs")
-    run(encoder_decomposed(), made / "pins")
-    run(encoder_layernorm(), made / "fused")
-    run(encoder_layernorm(), made / "missed", require="max_abs<=1e-12")
-    return {name: made / name for name in ("pins", "fused", "missed")}
+    missed = tmp_path_factory.mktemp("runs") / "missed"
+    run(encoder_layernorm(), missed, require="max_abs<=1e-12")
+    runs = {"pins": finished(encoder_decomposed), "fused": finished(encoder_layernorm)}
+    return {name: result.folder for name, result in runs.items()} | {"missed": missed}
 
 
 def test_report_is_written_again_from_the_folder(
@@ -210,9 +195,8 @@ def test_a_bound_is_the_same_however_it_is_written(one: str, other: str, same: b
     assert (set(found["before"]) | set(found["after"]) == {"met"}) is same
 
 
-def test_two_models_are_not_compared(folders: dict[str, Path], tmp_path: Path) -> None:
-    run(residual(), tmp_path / "other")
-    ended = call("diff", folders["pins"], tmp_path / "other")
+def test_two_models_are_not_compared(folders: dict[str, Path], finished: Finished) -> None:
+    ended = call("diff", folders["pins"], finished(residual).folder)
     assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
     assert "cannot be compared: of " in ended.output
 
@@ -226,11 +210,11 @@ def test_what_is_no_run_is_told_in_one_line(folders: dict[str, Path], tmp_path: 
     assert ended.exit_code == 2 and "holds mine.txt" in ended.output
 
 
-def test_a_search_begun_at_an_older_plan_saves_its_probes(tmp_path: Path) -> None:
-    fixture = residual()
-    fresh = run(fixture, tmp_path / "fresh")
-    plan = tmp_path / "fresh" / "plan.json"
-    begun = run(fixture, tmp_path / "begun", start_from=plan)
+def test_a_search_begun_at_an_older_plan_saves_its_evaluations(
+    finished: Finished, tmp_path: Path
+) -> None:
+    fresh = finished(residual)
+    begun = run(residual(), tmp_path / "begun", start_from=fresh.folder / "plan.json")
     assert begun.pinned == fresh.pinned and begun.pins["proved"].all()
     # The set, each removal by the first emulator, some by the second, and the baselines.
     assert begun.new_evaluations <= 2 * len(fresh.pinned) + 8 < fresh.new_evaluations
@@ -256,9 +240,9 @@ def test_a_plan_of_another_model_is_no_start(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_compare_does_not_take_the_place_of_an_answer(tmp_path: Path) -> None:
+def test_compare_does_not_take_the_place_of_an_answer(finished: Finished, tmp_path: Path) -> None:
     fixture, out = healthy(), tmp_path / "out"
-    run(fixture, out)
+    shutil.copytree(finished(healthy).folder, out)
     before = {path.name for path in out.iterdir()}
     with pytest.raises(BadInputError, match="holds a run's answer"):
         pipeline.compare(settings(fixture, out))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_trt.report.read_run import read_run
+from bisect_trt.report.record import read_run
 from fixtures.__main__ import FILES
 from fixtures.cases import AUGMENTED
 from tests.docs.pages import CASES_RUN, PAGES, ROOT, SHELL, blocks_of, inline_code, name_of

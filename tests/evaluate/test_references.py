@@ -38,9 +38,6 @@ def test_each_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert list(one) == list(other)
         assert all(np.array_equal(one[n], other[n]) for n in one)
     assert len(list(folder.iterdir())) == 4
-    next(folder.iterdir()).write_text("damaged")
-    for sample, one in zip(samples, first, strict=True):
-        assert all(np.array_equal(found.of(sample)[n], one[n]) for n in one)
     found.close()
     assert not folder.exists()
 
@@ -62,25 +59,18 @@ def test_what_is_drawn_may_come_from_elsewhere(tmp_path: Path) -> None:
     assert found.at_once(copied) == 1
 
 
-@pytest.mark.parametrize("lasting", [False, True])
-def test_a_session_that_will_be_asked_again_stays_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool
+@pytest.mark.parametrize("is_large", [False, True])
+def test_only_a_large_model_s_session_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
-    """Copies follow the given inputs in a validated search; what ends with these gives it back."""
+    """Another needs the room, and copies follow the given inputs."""
     fixture = healthy()
     reference, released = Reference(Graph(fixture.model)), []
     monkeypatch.setattr(reference, "release", lambda: released.append(True))
-    found = References(reference, tmp_path, lasting=lasting)
+    monkeypatch.setattr(reference, "is_large", is_large)
+    found = References(reference, tmp_path)
     found.prepare([Sample("given", fixture.inputs)], lambda: None)
-    assert len(released) == (not lasting)
-    elsewhere = References(reference, tmp_path, lasting=lasting)
-    elsewhere.use_for_copied(lambda _: {})
-    elsewhere.prepare([Sample("given", fixture.inputs)], lambda: None)
-    assert len(released) == 1 + (not lasting), "copies come from elsewhere"
-    monkeypatch.setattr(reference, "is_large", True)
-    in_turn = References(reference, tmp_path, lasting=lasting)
-    in_turn.prepare([Sample("given", fixture.inputs)], lambda: None)
-    assert len(released) == 2 + (not lasting), "another needs the room"
+    assert len(released) == is_large
 
 
 def test_what_was_drawn_takes_no_more_of_the_disk_than_is_said(tmp_path: Path) -> None:

@@ -170,15 +170,6 @@ def test_the_same_plan_gets_the_same_answer() -> None:
         assert all(np.array_equal(answers[0][n], other[n], equal_nan=True) for n in other)
 
 
-def test_layers_without_a_kernel_are_named() -> None:
-    for make in ALL:
-        fixture, _, there = emulators(make)
-        next(there.outputs(PrecisionPlan("fp32"), [Sample("s", fixture.inputs)]))
-        names = {layer.name for layer in list_layers(fixture.model)}
-        print(fixture.name, there.layers_on_cpu)
-        assert set(there.layers_on_cpu) < names
-
-
 def test_a_set_found_on_the_gpu_holds_on_the_cpu(tmp_path: Path) -> None:
     """Another order of sums may lead to another set: what is tested on new copies is the same."""
     fixture = residual()

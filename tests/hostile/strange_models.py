@@ -16,7 +16,7 @@ from fixtures.fixture import waves
 from fixtures.models import bf16_victim
 from fixtures.subgraphs import branch, loop
 from tests.model.test_normalised import function_model
-from tests.steps.test_honesty import masked, quantised_network
+from tests.steps.test_limits import masked, quantised_network
 
 F, H, L, D = (
     TensorProto.FLOAT,

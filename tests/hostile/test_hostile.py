@@ -270,7 +270,7 @@ OPTIONS = [
     *(("--augmented", text) for text in ("", "nothing", "shift,", "os:getcwd", ",", "none,shift")),
     *(("--holdout", text) for text in ("gone.npz", "none", "*", "/")),
     *(("--robust", text) for text in ("-1", "1", "2", "nan", "x")),
-    *(("--holds-on", text) for text in ("0", "-1", "1.1", "nan")),
+    *(("--allow-misses", text) for text in ("0", "-1", "1.1", "nan")),
     *(("--pick", text) for text in ("0", "1.5", "x")),
     *(("--keep-fp32", text) for text in ("(", "", "nothing", "m", ".*")),
     *(("--keep-reduced", text) for text in ("(", "nothing", ".*")),

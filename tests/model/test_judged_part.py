@@ -14,7 +14,7 @@ from bisect_trt.base.errors import BadInputError
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.outputs import judged_part, names_of, tail_outputs
 from fixtures.fixture import waves
-from tests.test_cli import call
+from tests.command import call
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 

@@ -20,8 +20,8 @@ from bisect_trt.model.lifted import lift
 from bisect_trt.model.tensor_types import infer_types
 from bisect_trt.model.typed import to_typed
 from fixtures.reports import t5_fp16src
+from tests.command import call
 from tests.conftest import run_model
-from tests.test_cli import call
 
 H, F = TensorProto.FLOAT16, TensorProto.FLOAT
 
@@ -128,7 +128,7 @@ def test_islands_and_bodies(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(text)
     lifted = lift(model)
     assert lifted is not None and lifted.islands == {"up", "island", "out"}
-    assert lifted.reduced == 4 and lifted.nodes == 7
+    assert lifted.reduced == 4 and lifted.sentence.startswith("4 nodes of 7 run in FP16")
     onnx.checker.check_model(lifted.model, full_check=True)
     x = {"x": np.float32([[0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4]]), "c": np.array(True)}
     right = np.maximum(np.exp(-x["x"]), 0)

@@ -11,13 +11,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision
-from bisect_trt.model import load as load_module
-from bisect_trt.model.cautions import cautions, weight_findings
+from bisect_trt.model.cautions import cautions
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
+from bisect_trt.model.lost_constants import weight_findings
+from bisect_trt.model.outputs import mark_outputs, select_tensors
 from bisect_trt.model.patterns import find_patterns
 from bisect_trt.model.save import save_model
-from bisect_trt.model.typed import mark_outputs, select_tensors
 from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.subgraphs import branch, loop
 from tests.conftest import run_model
@@ -61,7 +61,7 @@ def test_models_over_two_gigabytes_differ_by_all_that_they_hold(
         return whole(message, **options)
 
     monkeypatch.setattr(onnx.ModelProto, "SerializeToString", too_large)
-    assert len({load_module._proto_digest(m) for m in (first, *others)}) == 5
+    assert len({load_model(m).digest for m in (first, *others)}) == 5
 
 
 def test_save_is_atomic_and_replaces(tmp_path: Path) -> None:
@@ -209,23 +209,6 @@ def test_a_body_that_is_most_of_the_network_is_told() -> None:
     assert [f.where for f in found] == ["/steps/Loop"] and found[0].weighty
     assert "holds 4 of 7 nodes that run" in found[0].message
     assert not cautions(Graph(branch().model))
-
-
-def test_what_a_quantised_model_has_that_engines_refuse_is_told_of_every_run() -> None:
-    info, node = helper.make_tensor_value_info, helper.make_node
-    values = {"s": np.float32(0.1), "z": np.uint8(7)}
-    graph = helper.make_graph(
-        [
-            node("QuantizeLinear", ["x", "s", "z"], ["q"], "/q"),
-            node("DequantizeLinear", ["q", "s", "z"], ["y"], "/d"),
-        ],
-        "g",
-        [info("x", TensorProto.FLOAT, [4])],
-        [info("y", TensorProto.FLOAT, [4])],
-        [numpy_helper.from_array(np.asarray(a), n) for n, a in values.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    assert {"quantised", "uint8", "zero-point"} <= {f.kind for f in cautions(Graph(model))}
 
 
 def test_an_input_with_a_default_is_told_to_be_a_constant() -> None:

@@ -65,9 +65,3 @@ def test_a_trace_through_installed_code_alone_names_no_line() -> None:
 def test_what_cannot_be_read_counts_as_not_said(text: str) -> None:
     for key in ("stack_trace", "name_scopes", "class_hierarchy"):
         assert origin_of(with_said(f"pkg.torch.onnx.{key}", text)) == Origin()
-
-
-def test_the_older_form_is_read_where_the_scopes_are_missing() -> None:
-    said = ": net.Net/blocks.0: net.Block/pow_1: aten.pow.Tensor_Scalar"
-    origin = origin_of(with_said("namespace", said))
-    assert (origin.module, origin.module_class) == ("blocks.0", "Block")

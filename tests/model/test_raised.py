@@ -12,8 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.model.graph import Graph, raised
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.inspection import inspect_model
 from bisect_trt.model.load import load_model
+from bisect_trt.model.opsets import raised
 from bisect_trt.model.typed import to_typed
 from tests.conftest import run_model
 
@@ -21,14 +23,16 @@ FLOAT = TensorProto.FLOAT
 X = np.random.default_rng(0).normal(size=(1, 2, 4, 4)).astype(np.float32)
 
 
-def model(nodes: list[onnx.NodeProto], opset: int, shape: list[int]) -> onnx.ModelProto:
+def model(
+    nodes: list[onnx.NodeProto], opset: int, shape: list[int], *more: TensorProto
+) -> onnx.ModelProto:
     scales = numpy_helper.from_array(np.float32([1, 1, 2, 2]), "scales")
     graph = helper.make_graph(
         nodes,
         "g",
         [helper.make_tensor_value_info("x", FLOAT, X.shape)],
         [helper.make_tensor_value_info("y", FLOAT, shape)],
-        [scales],
+        [scales, *more],
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     onnx.checker.check_model(made, full_check=True)
@@ -128,3 +132,15 @@ def test_what_has_no_bf16_form_up_to_opset_22_stays_in_fp32(
     assert [layer.name for layer in graph.layers_at(Precision.BF16)] == ["/first"]
     typed = to_typed(graph, PrecisionPlan(Precision.BF16))
     onnx.checker.check_model(typed, full_check=True)
+
+
+def test_bf16_convolutions_below_opset_22_are_advised_on() -> None:
+    weights = numpy_helper.from_array(np.ones((4, 2, 3, 3), np.float32), "w")
+    for opset, precision, advised in ((17, "bf16", 1), (22, "bf16", 0), (17, "fp16", 0)):
+        convolution = model(
+            [helper.make_node("Conv", ["x", "w"], ["y"], "stem")], opset, [1, 4, 2, 2], weights
+        )
+        advice = inspect_model(load_model(convolution), Precision(precision)).advice
+        assert [a.startswith("stem (Conv) has no BF16 form in opset 17") for a in advice] == (
+            [True] * advised
+        )

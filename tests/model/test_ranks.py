@@ -8,8 +8,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.model.outputs import mark_outputs
 from bisect_trt.model.tensor_types import infer_types
-from bisect_trt.model.typed import mark_outputs
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 

@@ -491,38 +491,6 @@ def test_raising_the_opset_keeps_functions_and_looks_into_bodies() -> None:
     onnx.checker.check_model(typed, full_check=True)
 
 
-def test_a_loop_behind_a_custom_operator_stays_as_it_is() -> None:
-    """Its body took for reduced what nobody had cast."""
-    body = helper.make_graph(
-        [
-            helper.make_node("Mul", ["carried", "carried"], ["next"]),
-            helper.make_node("Identity", ["going"], ["on"]),
-        ],
-        "b",
-        [
-            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
-            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("carried", F, [4]),
-        ],
-        [
-            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("next", F, [4]),
-        ],
-    )
-    nodes = [
-        helper.make_node("Neg", ["x"], ["n"], "neg"),
-        helper.make_node("Custom", ["n"], ["u"], "custom", domain="my"),
-        helper.make_node("Loop", ["times", "go", "u"], ["y"], "loop", body=body),
-    ]
-    weights = {"times": np.array(2, np.int64), "go": np.array(True)}
-    model = model_of(nodes, {"x": [4]}, {"y": [4]}, weights)
-    model.opset_import.append(helper.make_opsetid("my", 1))
-    assert [layer.name for layer in list_layers(model)] == ["neg"]
-    typed = to_typed(model, PrecisionPlan("fp16"))
-    (loop,) = (n for n in typed.graph.node if n.op_type == "Loop")
-    assert loop.attribute[0].g.input[2].type.tensor_type.elem_type == F
-
-
 def test_a_tensor_may_have_the_name_of_a_constants_value() -> None:
     """``w__value`` was taken for the constant ``w``, and the layer that makes it was none."""
     large = numpy_helper.from_array(np.arange(2000, dtype=np.int64) % 4)

@@ -189,7 +189,7 @@ class Ended(Observer):
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt(), BudgetSpentError()])
-def test_a_piece_that_was_found_is_not_lost_while_it_is_looked_at_again(how: BaseException) -> None:
+def test_a_piece_that_was_found_is_not_lost_while_it_is_with_tables(how: BaseException) -> None:
     observer = Ended(how)
 
     class Runner(PlantedRunner):

@@ -72,25 +72,33 @@ def test_a_line_has_the_best_plan_and_what_is_left_of_the_budget() -> None:
 
 def test_what_is_left_goes_by_the_pace_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """ "About 1 s left" stood there for half a minute; the time before the first item counted."""
-    now = [100.0]
+    now, text = [100.0], io.StringIO()
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    observer = ProgressObserver(plain(file=io.StringIO(), width=200), quiet=True)
-    observer.step("baselines")
-    now[0] += 50.0  # opens a session
-    for done in (1, 2, 3):
-        observer.progress(done, 10, "layer")
-        now[0] += 2.0
-    assert "baselines, 3 of 10, about 12 s left: layer" in observer._line(0.0)
-    now[0] += 10.0
-    assert "about 2 s left" in observer._line(0.0)
-    now[0] += 10.0
-    assert "baselines, 3 of 10: layer" in observer._line(0.0)
-    for done in (1, 2):
-        observer.progress(done, 4, "another row")  # counts anew
-        now[0] += 3.0
-    assert "2 of 4, about 3 s left: another row" in observer._line(0.0)
-    observer.progress(0, 4, "nothing yet")
-    assert "0 of 4: nothing yet" in observer._line(0.0)
+
+    def line() -> str:
+        """The next line of the log that is begun from now on."""
+        before = text.getvalue().count("\n")
+        while text.getvalue().count("\n") < before + 2:
+            time.sleep(0.001)
+        return text.getvalue().splitlines()[before + 1]
+
+    with ProgressObserver(plain(file=text, width=200), quiet=False, interval_s=0.001) as observer:
+        observer.step("baselines")
+        now[0] += 50.0  # opens a session
+        for done in (1, 2, 3):
+            observer.progress(done, 10, "layer")
+            now[0] += 2.0
+        assert "baselines, 3 of 10, about 12 s left: layer" in line()
+        now[0] += 10.0
+        assert "about 2 s left" in line()
+        now[0] += 10.0
+        assert "baselines, 3 of 10: layer" in line()
+        for done in (1, 2):
+            observer.progress(done, 4, "another row")  # counts anew
+            now[0] += 3.0
+        assert "2 of 4, about 3 s left: another row" in line()
+        observer.progress(0, 4, "nothing yet")
+        assert "0 of 4: nothing yet" in line()
 
 
 def test_verbose_tells_that_it_lives_where_no_step_is_told() -> None:

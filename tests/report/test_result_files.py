@@ -8,7 +8,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,12 @@ from xml.etree import ElementTree
 
 import jsonschema
 import numpy as np
-import onnx
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-import bisect_trt
 from bisect_trt import Result
 from bisect_trt.base.display import cell, printable, uncell
 from bisect_trt.base.errors import BadInputError
@@ -31,23 +29,19 @@ from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.errors import tensor_error
-from bisect_trt.model import save
-from bisect_trt.model.graph import Graph
-from bisect_trt.model.load import load_model
-from bisect_trt.model.save import save_model
-from bisect_trt.report.columns import FRAMES, TABLES, as_page, from_csv, to_csv
+from bisect_trt.report.columns import TABLES, as_page, from_csv, to_csv
 from bisect_trt.report.files import to_json
 from bisect_trt.report.html import as_html
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.markdown import as_markdown
-from bisect_trt.report.read_run import read_run
+from bisect_trt.report.record import read_run
 from bisect_trt.report.tables import cost_table
 from bisect_trt.steps import engine_layer_errors as engine_layer_errors
-from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, unsavable
-from tests.conftest import run_model, same
+from tests.command import run_of
+from tests.conftest import Finished
 
 HOSTILE = (
     "=HYPERLINK(A1)",
@@ -84,24 +78,16 @@ def hostile() -> Fixture:
     return fixture
 
 
-def run(fixture: Fixture, out: Path, **options: Any) -> Result:
-    chosen = {
-        "require": fixture.require,
-        "runner": "emulated",
-        "robust": 0,
-        "out": out,
-        **options,
-    }
-    return bisect_trt.bisect(fixture.model, fixture.inputs, **chosen)
+run = partial(run_of, robust=0)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+def runs(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """One that ends with pins, one with nothing to pin and a validated answer, one that fails."""
     made = {
         "pins": run(hostile(), tmp_path_factory.mktemp("pins")),
         "none": run(healthy(), tmp_path_factory.mktemp("none"), robust=0.9),
-        "fails": run(unsavable(), tmp_path_factory.mktemp("fails")),
+        "fails": finished(unsavable),
     }
     return made
 
@@ -170,8 +156,8 @@ DTYPES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_have_the_documented_columns(runs: dict[str, Result], name: str) -> None:
     for result in (runs[name], read_run(runs[name].folder)):
-        for frame, columns in FRAMES.items():
-            table = getattr(result, frame)
+        for frame, columns in TABLES.items():
+            table = result.cost if frame == "engines" else getattr(result, frame)
             places = [[c.covers(n) for c in columns].index(True) for n in table]
             assert places == sorted(places), frame
             if table.empty:
@@ -222,31 +208,17 @@ def test_markdown_shows_names_as_text(runs: dict[str, Result]) -> None:
         assert printable(name) in shown, name
 
 
-def test_junit_has_a_case_a_requirement_a_kind_and_a_pin(runs: dict[str, Result]) -> None:
+def test_junit_has_a_case_a_requirement_and_a_kind(runs: dict[str, Result]) -> None:
     suites = {n: ElementTree.parse(r.folder / "junit.xml").getroot() for n, r in runs.items()}
     cases = {
         n: {c.get("name"): c.find("failure") for c in suite.iter("testcase")}
         for n, suite in suites.items()
     }
-    needed = [str(name) for name in cases["pins"] if "is needed" in str(name)]
-    assert len(needed) == len(runs["pins"].pinned) == 10
     assert "requirement max_abs<=2e-3" in cases["pins"]
-    assert {"holds on the given inputs", "holds on perturbed inputs"} <= set(cases["none"])
+    assert {"holds on given inputs", "holds on perturbed inputs"} <= set(cases["none"])
     assert suites["none"].get("failures") == "0"
     (failed,) = (n for n, failure in cases["fails"].items() if failure is not None)
     assert failed == f"requirement {runs['fails'].requirements[0]}"
-
-
-def test_a_pin_that_nothing_proves_is_skipped_in_junit_and_no_failure(
-    runs: dict[str, Result],
-) -> None:
-    """A budget that ends the search leaves such pins, and the plan meets the requirement."""
-    result = runs["pins"]
-    unproved = result.pins.assign(proved=[False] + [True] * (len(result.pins) - 1))
-    suite = ElementTree.fromstring(as_junit(replace(result, pins=unproved, complete=False)))
-    (skipped,) = (c for c in suite.iter("testcase") if c.find("skipped") is not None)
-    assert skipped.get("name") == f"pin {unproved['layer'].iloc[0]} is needed"
-    assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
 
 
 def test_junit_tells_which_requirement_is_missed(tmp_path: Path) -> None:
@@ -269,53 +241,6 @@ def test_junit_does_not_blame_what_fp32_meets(tmp_path: Path) -> None:
     failed = {c.get("name"): c.find("failure") is not None for c in root.iter("testcase")}
     assert failed["requirement max_abs<=2e-3"] is False
     assert failed["requirement rmse<=1e-9"] is True
-
-
-def test_the_annotated_model_says_what_layers_do(runs: dict[str, Result]) -> None:
-    made, fixture = runs["pins"], hostile()
-    model = onnx.load(made.folder / "model.annotated.onnx")
-    onnx.checker.check_model(model, full_check=True)
-    told = {p.key: p.value for p in model.metadata_props}
-    assert told["bisect_trt.answer"].startswith("With one input: Keep 10 of 75 layers in FP32")
-    said = {n.name: {p.key: p.value for p in n.metadata_props} for n in model.graph.node}
-    for pin in made.pinned:
-        assert said[pin]["bisect_trt.precision"] == "fp32 (pinned)"
-        assert "times the tolerance" in said[pin]["bisect_trt.without_this_pin"]
-    other = next(n for n in said if n not in made.pinned and said[n])
-    assert said[other]["bisect_trt.precision"] == "fp16" and "bisect_trt.max_abs" in said[other]
-    before, after = (run_model(m, fixture.inputs)[0] for m in (fixture.model, model))
-    assert same(before, after)
-
-
-def test_large_weights_are_left_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "_ANNOTATED_WHOLE_BYTES", 100)
-    fixture = encoder_decomposed()
-    graph = Graph(fixture.model)
-    light = save.annotated(graph, {"answer": "x"}, {graph.names[0]: {"rank": "1"}})
-    assert light.ByteSize() < fixture.model.ByteSize() / 2
-    assert [n.op_type for n in light.graph.node] == [n.op_type for n in fixture.model.graph.node]
-    assert list(light.opset_import) == list(fixture.model.opset_import)
-    for was, now in zip(fixture.model.graph.initializer, light.graph.initializer, strict=True):
-        assert (now.name, list(now.dims), now.data_type) == (
-            was.name,
-            list(was.dims),
-            was.data_type,
-        )
-        assert now.ByteSize() <= 1100 and (now.raw_data or now.external_data)
-
-
-def test_weights_that_lie_in_files_are_left_out_of_it_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save, "_ANNOTATED_WHOLE_BYTES", 100)
-    build = GraphBuilder(0)
-    build.op("MatMul", "x", build.normal(256, 256))
-    model = build.model({"x": [1, 256]}, {"/MatMul_output_0": [1, 256]})
-    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
-    graph = Graph(load_model(tmp_path / "m.onnx").proto)
-    assert graph.proto.ByteSize() < 2000, "the values stayed in the file"
-    save_model(save.annotated(graph, {}, {}), tmp_path / "light.onnx")
-    assert (tmp_path / "light.onnx").stat().st_size < 2000
 
 
 def test_no_run_is_told_in_one_line(runs: dict[str, Result], tmp_path: Path) -> None:

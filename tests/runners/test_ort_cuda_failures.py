@@ -72,9 +72,8 @@ def test_lowered_layers_without_a_kernel_on_the_gpu_make_the_result_unsure(
     monkeypatch.setattr(ort_cuda, "gpu_versions", lambda _: {})
     runner = OrtCudaRunner(fixture.model)
     outputs = {"logits": np.zeros(3, np.float32)}
-    monkeypatch.setattr(
-        runner._worker, "call", lambda *_, **__: ([outputs], ["/head/Pow", "shape"])
-    )
+    answer = [outputs], ["/head/Pow", "shape"]
+    monkeypatch.setattr(ort_cuda.WorkerPool, "call", lambda *_, **__: answer)
     samples = [Sample("s", fixture.inputs)]
     reduced, pinned = (PrecisionPlan(Precision.FP16, pins) for pins in ([], ["/head/Pow"]))
     with pytest.raises(RunnerFailedError, match="no FP16 kernel for") as caught:

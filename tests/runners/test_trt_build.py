@@ -19,8 +19,8 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers, to_typed
 from bisect_trt.model.load import load_model
+from bisect_trt.model.outputs import mark_outputs
 from bisect_trt.model.save import file_form, save_model
-from bisect_trt.model.typed import mark_outputs
 from bisect_trt.runners.tensorrt.build import build_engine
 from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest, Profile, import_tensorrt
@@ -213,8 +213,8 @@ def test_float64_constants_parse_however_the_model_is_stored(
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(made, str(tmp_path / "m.onnx"))
     loaded = load_model(tmp_path / "m.onnx").proto
-    monkeypatch.setattr("bisect_trt.model.save.MOST_SENT", 0)
-    monkeypatch.setattr("bisect_trt.model.save.PROTOBUF_LIMIT", 1_300_000)
+    monkeypatch.setattr("bisect_trt.model.save.SENT_WHOLE_BYTES", 0)
+    monkeypatch.setattr("bisect_trt.model.save.PROTOBUF_LIMIT_BYTES", 1_300_000)
     for plan in (PrecisionPlan("fp32"), PrecisionPlan("fp16")):
         typed = to_typed(loaded, plan)
         save_model(typed, tmp_path / "typed.onnx")

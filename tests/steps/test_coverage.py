@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 import bisect_trt
 from bisect_trt.base.outcomes import Tally, ValidationVerdict
@@ -18,16 +18,14 @@ from bisect_trt.inputs.samples import few_ids, untested_sizes
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import dynamic_axes, input_specs, length_axes
 from fixtures.fixture import waves
-from tests.test_cli import call
+from tests.command import call
+from tests.networks import parsed
 
 KINDS = ("given", "perturbed", "augmented")
 
 
-def model(shape: str, body: str = "y = Tanh(x)", out: str = "") -> onnx.ModelProto:
-    return onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[{shape}] x) => (float[{out or shape}] y) {{ {body} }}"""
-    )
+def model(shape: str, body: str = "y = Tanh(x)", out: str = "", **weights: Any) -> onnx.ModelProto:
+    return parsed(body, f"float[{shape}] x", f"float[{out or shape}] y", **weights)
 
 
 def test_the_sizes_of_dynamic_axes_are_told() -> None:
@@ -65,15 +63,8 @@ def test_longer_sequences_are_augmented_inputs() -> None:
 @pytest.mark.usefixtures("eight_draws")
 def test_a_model_that_takes_no_longer_ones_is_tested_without(tmp_path: Path) -> None:
     """Its positions are a table of 16 rows."""
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    g (float[1, L, 4] x) => (float[1, L, 4] y) <float[16, 4] table> {
-        s = Shape<start = 1, end = 2>(x)
-        zero = Constant<value = int64[1] {0}>()
-        p = Slice(table, zero, s)
-        y = Add(x, p)
-    }"""
-    network = onnx.parser.parse_model(text)
-    network.graph.initializer.append(numpy_helper.from_array(waves(3, 16, 4), "table"))
+    body = "s = Shape<start = 1, end = 2>(x) p = Slice(table, zero, s) y = Add(x, p)"
+    network = model("1, L, 4", body, table=waves(3, 16, 4), zero=np.array([0]))
     inputs = [{"x": waves(n, 1, n, 4)} for n in (9, 12, 16)]
     result = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path)
     assert result.passed and result.validation is not None and result.validation.augmented.tested
@@ -81,13 +72,11 @@ def test_a_model_that_takes_no_longer_ones_is_tested_without(tmp_path: Path) -> 
 
 def classifier(bias: float) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
     random = np.random.default_rng(0)
-    network = model("1, 64", "l = MatMul(x, w) b = Add(l, c) y = Softmax(b)", "1, 5")
     weight = random.normal(0, 0.3, (64, 5)).astype(np.float32)
-    offset = np.float32([0, 0, bias, 0, 0])
-    network.graph.initializer.extend(
-        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(offset, "c")]
-    )
-    return network, [{"x": waves(seed, 1, 64)} for seed in range(8)]
+    body, offset = "l = MatMul(x, w) b = Add(l, c) y = Softmax(b)", np.float32([0, 0, bias, 0, 0])
+    return model("1, 64", body, "1, 5", w=weight, c=offset), [
+        {"x": waves(seed, 1, 64)} for seed in range(8)
+    ]
 
 
 @pytest.mark.usefixtures("eight_draws")
@@ -102,9 +91,7 @@ def test_inputs_of_one_class_are_told_and_are_not_enough(tmp_path: Path) -> None
         *("--runner", "emulated", "--out", str(tmp_path / "run")),
     )
     first = " ".join(told.output.split())
-    assert (
-        "All 8 inputs are class 'python' (2 of 5) by output 'y': inputs of other classes" in first
-    )
+    assert "All 8 inputs are class 2 of 5 by output 'y': inputs of other classes" in first
     assert "Inconclusive." in first
     network, inputs = classifier(0.0)
     varied = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path / "varied")
@@ -130,15 +117,9 @@ def test_outputs_that_are_nearly_the_same_are_told(tmp_path: Path) -> None:
 
 
 def test_ids_from_a_corner_of_the_vocabulary_are_told() -> None:
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    g (int64[1, L] ids) => (float[1, L, 4] y) <float[5000, 4] table> {
-        e = Gather(table, ids) y = Tanh(e)
-    }"""
-    network = onnx.parser.parse_model(text)
-    network.graph.initializer.append(
-        numpy_helper.from_array(np.zeros((5000, 4), np.float32), "table")
-    )
-    graph = Graph(network)
+    table = np.zeros((5000, 4), np.float32)
+    body = "e = Gather(table, ids) y = Tanh(e)"
+    graph = Graph(parsed(body, "int64[1, L] ids", "float[1, L, 4] y", table=table))
     corner = [Sample(str(n), {"ids": np.array([[100 + n, 300, 120]])}) for n in range(4)]
     (found,) = few_ids(graph, corner)
     assert "ids from 100 to 300 of 5,000 in 'ids'" in found.message
@@ -160,12 +141,8 @@ def test_inspect_and_dry_run_say_it_too(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("eight_draws")
 def test_what_depends_on_no_input_is_no_sign(tmp_path: Path) -> None:
-    network = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        g (float[1, 64] x) => (float[1, 64] y, float[4] anchors) <float[4] a = {1, 2, 3, 4}> {
-            y = Tanh(x) anchors = Identity(a)
-        }"""
-    )
+    outputs, anchors = "float[1, 64] y, float[4] anchors", np.float32([1, 2, 3, 4])
+    network = parsed("y = Tanh(x) anchors = Identity(a)", "float[1, 64] x", outputs, a=anchors)
     inputs = [{"x": waves(n, 1, 64)} for n in range(4)]
     result = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path)
     assert not any(f.kind == "alike" for f in result.findings)
@@ -173,19 +150,12 @@ def test_what_depends_on_no_input_is_no_sign(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("eight_draws")
 def test_what_the_default_hides_is_said(tmp_path: Path) -> None:
-    """An output that hardly varies beside its mean, and an input that is quiet."""
-    kelvin = model("1, 64", "[far] k = Add(x, far) [near] y = Sub(k, most)")
-    constants = {"far": 2900.0, "most": 2610.0}
-    kelvin.graph.initializer.extend(
-        numpy_helper.from_array(np.float32(v), n) for n, v in constants.items()
-    )
+    """An output that hardly varies beside its mean."""
+    constants = {"far": np.float32(2900.0), "most": np.float32(2610.0)}
+    kelvin = model("1, 64", "[far] k = Add(x, far) [near] y = Sub(k, most)", **constants)
     inputs = [{"x": waves(n, 1, 64)} for n in range(4)]
     result = bisect_trt.bisect(kelvin, inputs, runner="emulated", out=tmp_path / "kelvin")
     assert result.passed and not result.pinned
     (told,) = (f.message for f in result.findings if f.kind == "offset")
     assert "around 289.9" in told and "--requirement 'y:max_abs<=X'" in told
     assert "Output 'y' varies by" in result._repr_markdown_()
-    quiet = [*inputs, {"x": np.float32(1e-3) * waves(9, 1, 64)}]
-    result = bisect_trt.bisect(model("1, 64"), quiet, runner="emulated", out=tmp_path / "quiet")
-    (told,) = (f.message for f in result.findings if f.kind == "quiet")
-    assert "'sample 4'" in told and "its own RMS" in told

@@ -1,11 +1,11 @@
-"""The loop between emulator and engine, with engines that err in known ways: the emulator
-amplified, offset or failing.
+"""The loop between emulator and engine, with engines that err in known ways, and how many builds it
+spends.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.errors import tensor_error
 from bisect_trt.search.minimise import tightened
 from bisect_trt.steps import answer, confirm, validation_inputs
+from bisect_trt.steps.confirm import EngineJudge
 from bisect_trt.steps.engine_diagnosis import Fp32, what_fp32_is
 from bisect_trt.steps.engine_layer_errors import EngineTable
 from bisect_trt.steps.search_set import Refusal
@@ -205,13 +206,13 @@ def test_an_engine_that_passes_by_luck_is_searched_on(judged: Judged) -> None:
     assert result.validation is not None and result.validation.perturbed.lower_bound >= 0.95
 
 
+@pytest.mark.usefixtures("some_misses")
 def test_no_set_is_built_that_is_no_larger_than_one_that_fresh_draws_refused(
-    judged: Judged, monkeypatch: pytest.MonkeyPatch
+    judged: Judged,
 ) -> None:
     """A search within a little less of the tolerance may end with fewer pins; on an H100 it did,
     with 202 after 208, for another build and 20 s.
     """
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 3)
     fixture = residual()
     engine = WorseOnDraws(fixture)
     result, _ = judged(fixture, engine, robust=0.95)
@@ -237,7 +238,11 @@ def test_no_set_is_built_that_is_no_larger_than_one_that_fresh_draws_refused(
     ],
 )
 def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
-    proportional: bool, some: tuple[float, ...], every: tuple[float, ...], in_vain: bool
+    proportional: bool,
+    some: tuple[float, ...],
+    every: tuple[float, ...],
+    in_vain: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """RT-DETR's engines of 1,339 and 1,349 pins were built in vain: the copies that had refused it
     with 1,217 are ties, on which no pin makes a difference.
@@ -259,12 +264,10 @@ def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
         sensitivity=SimpleNamespace(strength={}),
     )
     context: Any = SimpleNamespace(evaluator=SimpleNamespace(judge=judge))
+    monkeypatch.setattr(confirm, "bisect", lambda *_: "searched")
     emulators = confirm._Emulators(problem, context, None, triage, None)  # type: ignore[arg-type]
-    emulators._known[(0.5, 0)] = None
     emulators.hear_refused(frozenset(names[:4]), Refusal("augmented", (None, None), 9, 1.1))  # type: ignore[arg-type]
-    assert emulators._in_vain is in_vain
-    if in_vain:
-        assert emulators.search(0.5) is None
+    assert (emulators.search(0.5) is None) is in_vain
 
 
 def test_nothing_to_pin_is_tested_once(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,3 +285,68 @@ def test_nothing_to_pin_is_tested_once(judged: Judged, monkeypatch: pytest.Monke
     result, _ = judged(fixture, Engine(fixture), robust=0.95)
     assert result.cause.value == "none" and not result.pinned and made == [0]
     assert result.validation is not None and result.validation.perturbed.lower_bound >= 0.95
+
+
+LAYERS = [f"l{i}" for i in range(10)]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of a search."""
+
+    pinned: frozenset[str]
+    limit: float
+
+
+@dataclass(frozen=True)
+class Said:
+    """By the engine."""
+
+    plan: PrecisionPlan
+    score: float
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict.PASS if self.score <= 1.0 else Verdict.FAIL
+
+
+class ScoredEngine:
+    """Scores a set by its size, and counts what it is asked."""
+
+    workers = 1
+
+    def __init__(self, scores: dict[int, float]) -> None:
+        self._scores, self.built = scores, list[int]()
+
+    def evaluate(self, plan: PrecisionPlan) -> Any:
+        count = len(plan.pinned)
+        self.built.append(count)
+        return Said(plan, self._scores[count])
+
+
+def emulated(pins: frozenset[str]) -> float:
+    return 1.5 - 0.1 * len(pins)
+
+
+def searched(limit: float) -> Any:
+    count = next(n for n in range(len(LAYERS) + 1) if 1.5 - 0.1 * n <= limit + 1e-9)
+    return Found(frozenset(LAYERS[:count]), limit)
+
+
+@pytest.mark.parametrize("best", [0.55, 0.62, 0.9])
+def test_no_set_is_built_beyond_what_the_engine_refused(best: float) -> None:
+    """An engine at its floor says nothing of how much wider a search may be: of 944 layers the
+    next set had one pin, and cost a build and 25 s.
+    """
+    engine = ScoredEngine({5: 1.3, 7: 1.05, 8: best, 2: 2.0, 3: 1.9, 4: 1.8, 6: 1.1})
+    judge = EngineJudge(
+        engine=engine,  # type: ignore[arg-type]
+        base=PrecisionPlan(Precision.FP16),
+        ranked=LAYERS,
+        search=searched,
+        score=emulated,
+        floors=(0.6, 0.6),
+    )
+    judgement = judge.decide(1.0)
+    assert judgement.passed and len(judgement.plan.pinned) == 8
+    assert engine.built == [5, 7, 8], "no fewer than 7 pins after 7 were refused"

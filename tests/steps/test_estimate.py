@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import Observer
@@ -17,6 +16,7 @@ from bisect_trt.steps.estimate import estimate, expected_sets
 from bisect_trt.steps.problem import load
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy
+from tests.networks import parsed
 
 FIXTURE = encoder_decomposed()
 
@@ -69,13 +69,7 @@ def test_what_a_run_refuses_has_no_price() -> None:
     golden = {name: np.zeros((3, 3), np.float32) for name in ("logits",)}
     with pytest.raises(BadInputError, match=r"'logits' has shape \(3, 3\), the model gives"):
         estimate(asking(golden=golden), Observer())
-    log = helper.make_node("Log", ["x"], ["y"], name="log")
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy")
-    model = helper.make_model(
-        helper.make_graph([log], "g", [x], [y]),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=9,
-    )
+    model = parsed("[log] y = Log(x)", "float[4] x", "float[4] y")
     nowhere = Settings(model, [{"x": np.float32([-1.0, -2.0, -3.0, -4.0])}], require="max_abs<=1")
     with pytest.raises(BadInputError, match="NaN or infinite everywhere"):
         estimate(nowhere, Observer())

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from numpy.typing import NDArray
 
 import bisect_trt
 from bisect_trt.base.sample import LazyArrays, RecentArrays, Sample
-from bisect_trt.cli import main
-from bisect_trt.inputs.augmentations import check_kinds
-from bisect_trt.report.read_run import read_run
+from bisect_trt.inputs.augmentations import augmented_input, check_kinds
+from bisect_trt.report.record import read_run
 from bisect_trt.report.text import is_least, score_without
-from bisect_trt.steps.samples import _augment
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture, waves
 from fixtures.models import conv_clip, healthy, residual
+from tests.command import call, run_of
+from tests.conftest import Finished
 
 FIXTURE = residual()
 
@@ -70,6 +68,7 @@ def test_two_inputs_that_are_nearly_one_are_no_word_on_others(tmp_path: Path) ->
     assert eight.validation.word.value == "validated" and eight.validation.prediction_limit <= 1.0
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_decision_that_never_changed_tells_nothing_of_the_next_input(tmp_path: Path) -> None:
     one = run(tmp_path / "one", (1.0,), require="top1>=1")
     assert one.passed and not one.pinned and one.validation.word.value == "inconclusive"
@@ -86,6 +85,7 @@ def test_a_decision_that_never_changed_tells_nothing_of_the_next_input(tmp_path:
     assert many.validation.word.value == "validated"
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_class_tells_nothing_of_the_next_input_by_any_metric(tmp_path: Path) -> None:
     """The default requirement on an integer output is a decision as ``argmax`` is."""
     b = GraphBuilder(3)
@@ -98,6 +98,7 @@ def test_a_class_tells_nothing_of_the_next_input_by_any_metric(tmp_path: Path) -
         assert validation.word.value == "inconclusive" and validation.prediction_limit == np.inf
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_copies_without_any_error_tell_nothing_of_the_next_input(tmp_path: Path) -> None:
     """Nothing was at stake in them; of many inputs without one, less is said by chance."""
     b = GraphBuilder(3)
@@ -135,13 +136,12 @@ def test_what_other_inputs_may_score_is_no_less_than_a_given_one(tmp_path: Path)
     assert eight.validation.prediction_limit >= eight.validation.given.worst_score
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_copies_of_one_input_are_no_word_on_others_however_small_their_error(
     tmp_path: Path,
 ) -> None:
     fixture = healthy()
-    one = bisect_trt.bisect(
-        fixture.model, fixture.inputs, require="max_abs<=1e3", runner="emulated", out=tmp_path
-    )
+    one = run_of(fixture, tmp_path, require="max_abs<=1e3")
     assert (
         one.passed
         and one.validation.word.value == "inconclusive"
@@ -176,11 +176,9 @@ def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
     assert "--allow-misses 0.5 does nothing here" in messages(result)
 
 
-def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("some_misses")
+def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path: Path) -> None:
     """Two of fifty inputs are so large that they miss; the trade-off curve is judged on 24."""
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 3)
     fixture, shares = healthy(), np.linspace(0.9, 1.0, 50)
     shares[[1, 3]] = 30.0, 40.0
     result = bisect_trt.bisect(
@@ -201,6 +199,7 @@ def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(
     assert "on the worst given input" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_verify_says_that_a_plan_is_lucky_before_anything_else(tmp_path: Path) -> None:
     fitted = run(tmp_path / "run", (1.0,), robust=0)
     assert fitted.passed
@@ -211,33 +210,23 @@ def test_verify_says_that_a_plan_is_lucky_before_anything_else(tmp_path: Path) -
         np.savez(name, **arrays)
     source = tmp_path / "source.onnx"
     source.write_bytes(FIXTURE.model.SerializeToString())
-    found = CliRunner().invoke(
-        main,
-        [
-            *("verify", str(source), "--input", str(names[0]), "--holdout", str(names[1])),
-            *("--plan", str(tmp_path / "run" / "plan.json"), "--runner", "emulated"),
-        ],
+    found = call(
+        *("verify", source, "--input", names[0], "--holdout", names[1]),
+        *("--plan", tmp_path / "run" / "plan.json", "--runner", "emulated"),
     )
     assert found.exit_code == 0, found.output
     assert "The plan is overfitted: it holds on the given inputs" in found.output
 
 
-@pytest.mark.parametrize(("fixture", "share"), [(encoder_decomposed(), 0.95), (conv_clip(), 0.9)])
+@pytest.mark.parametrize(("make", "share"), [(encoder_decomposed, 0.95), (conv_clip, 0.9)])
 def test_what_a_set_scores_without_a_pin_is_in_tolerances(
-    fixture: Fixture, share: float, tmp_path: Path
+    make: Callable[[], Fixture], share: float, finished: Finished
 ) -> None:
     """A set is held to less than the tolerance while it is made smaller: what it then misses it may
     still meet, and its score says so; ``proof_evaluation`` is the one of the set's evaluations that
     shows it.
     """
-    result = bisect_trt.bisect(
-        fixture.model,
-        fixture.inputs,
-        require=fixture.require,
-        runner="emulated",
-        out=tmp_path,
-        robust=share,
-    )
+    result = finished(make, share)
     proved = result.pins[result.pins["proved"]]
     assert len(proved) and (proved["tolerance_share"] < 1.0).any()
     for pin in proved.itertuples():
@@ -261,6 +250,7 @@ def rarely_raising(
     return {name: a * np.float32(random.uniform(0.9, 1.1)) for name, a in inputs.items()}
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_variant_that_cannot_be_made_late_costs_no_answer(tmp_path: Path) -> None:
     """The search was made, and ended with wrong usage and nothing written, each time again."""
     result = run(tmp_path, (1.0, 0.9), augmented=f"{__name__}:rarely_raising")
@@ -280,6 +270,7 @@ def soon_raising(
     return {name: a * np.float32(random.uniform(0.9, 1.1)) for name, a in inputs.items()}
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_function_that_makes_none_any_more_ends(tmp_path: Path) -> None:
     """It was asked for ever, and no budget ended it."""
     CALLS.clear()
@@ -288,6 +279,7 @@ def test_a_function_that_makes_none_any_more_ends(tmp_path: Path) -> None:
     assert result.validation.word.value == "inconclusive"
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:
     loads, recent = list[int](), RecentArrays()
 
@@ -302,7 +294,8 @@ def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:
     samples = [of(n) for n in range(12)]
     assert len({s.digest for s in samples}) == 12
     loads.clear()
-    problem: Any = SimpleNamespace(graph=SimpleNamespace(discrete=frozenset()), lengths={})
+    given, *others = (sample.arrays for sample in samples)
     for seed in range(8):
-        assert _augment(problem, samples[0], "mix", samples, [seed])["x"].size == 1 << 20
+        made = augmented_input("mix", given, others, np.random.default_rng(seed))
+        assert made["x"].size == 1 << 20
     assert len(loads) <= 24

@@ -14,15 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.outcomes import ValidationVerdict
-from bisect_trt.cli import main
-from bisect_trt.report.read_run import read_run
-from fixtures.__main__ import input_bytes, model_bytes
+from bisect_trt.report.record import read_run
 from fixtures.models import healthy, residual
+from tests.command import call, saved
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -52,13 +50,9 @@ BROKEN = {
 
 def desk(folder: Path, metric: str) -> list[str]:
     """A model, an input and a metric in ``folder``, and the command's arguments."""
-    fixture = healthy()
-    (folder / "m.onnx").write_bytes(model_bytes(fixture))
-    (folder / "x.npz").write_bytes(input_bytes(fixture))
     (folder / "own_metric.py").write_text(metric)
-    model, inputs = str(folder / "m.onnx"), str(folder / "x.npz")
     own = ["--metric", str(folder / "own_metric.py:m"), "--requirement", "m<=0.5"]
-    return [model, "--input", inputs, "--out", str(folder / "run"), "--robust", "0", *own]
+    return [*saved(healthy(), folder), "--out", str(folder / "run"), "--robust", "0", *own]
 
 
 @pytest.mark.parametrize("fault", BROKEN)
@@ -70,7 +64,7 @@ def test_the_metric_is_named_as_the_fault(fault: str, of_all: bool, tmp_path: Pa
     arguments = desk(tmp_path, code)
     if of_all:
         arguments[arguments.index("--metric") + 1] += "@all"
-    result = CliRunner().invoke(main, ["run", *arguments])
+    result = call("run", *arguments)
     assert result.exit_code == 2, result.output
     complaint = result.output.strip().splitlines()
     assert len(complaint) == 1 and "--metric" in complaint[0] and words in complaint[0]
@@ -79,7 +73,7 @@ def test_the_metric_is_named_as_the_fault(fault: str, of_all: bool, tmp_path: Pa
 
 def test_what_a_metric_prints_does_not_spoil_the_answer(tmp_path: Path) -> None:
     noisy = "print('hello from the import')\ndef m(a, b):\n    print('scoring')\n    return 0.0"
-    result = CliRunner().invoke(main, ["run", *desk(tmp_path, noisy), "--json"])
+    result = call("run", *desk(tmp_path, noisy), "--json")
     assert result.exit_code == 0 and json.loads(result.stdout)["passed"]
     assert "hello from the import" in result.stderr and "scoring" in result.stderr
 
@@ -109,9 +103,9 @@ def rewrite(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-@pytest.mark.parametrize("change", [None, *CHANGES])
+@pytest.mark.parametrize("change", CHANGES)
 def test_an_answer_is_recalled_only_where_nothing_changed(
-    change: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_constants.py").write_text("LIMIT = 1.0\n")
@@ -128,8 +122,6 @@ def test_an_answer_is_recalled_only_where_nothing_changed(
     )
     first = run(tmp_path)
     assert first.new_evaluations > 0 and run(tmp_path).new_evaluations == 0
-    if change is None:
-        return
     CHANGES[change](tmp_path)
     assert run(tmp_path).new_evaluations == first.new_evaluations, "asked again"
     assert run(tmp_path).new_evaluations == 0, "and known from then on"
@@ -168,15 +160,15 @@ def test_functions_of_a_notebook(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.usefixtures("some_misses")
 @pytest.mark.slow
 @pytest.mark.parametrize(("require", "metric"), [("near>=0.95", "near"), ("same>=1", "same")])
 def test_a_metric_that_is_best_near_its_limit_pins_no_more_than_the_error_it_is_made_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, require: str, metric: str
+    tmp_path: Path, require: str, metric: str
 ) -> None:
     """An IoU of 1 uses 0.95 of a tolerance that asks for 0.95, a text that is the same all of one:
     margins below that pinned every layer.
     """
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", 3)
     fixture = residual()
     limit = float(fixture.require.removeprefix("rel_range<="))
 
@@ -210,14 +202,12 @@ def test_a_metric_that_is_best_near_its_limit_pins_no_more_than_the_error_it_is_
         if metric == "near"
         else own.validation.prediction_limit == math.inf
     )
-    # The room for others begins where nothing is wrong; a repeated run knows where.
-    for again in range(2):
-        alone = search(f"own-{metric}", require, near if metric == "near" else same, of=inputs[:1])
-        assert alone.validation is not None and alone.validation.prediction_limit > 0.95
-        assert again == 0 or alone.new_evaluations == 0
-        read = read_run(tmp_path / f"own-{metric}").validation
-        assert (read.prediction_limit, read.word) == (
-            alone.validation.prediction_limit,
-            alone.validation.word,
-        )
+    # The room for others begins where nothing is wrong.
+    alone = search(f"own-{metric}", require, near if metric == "near" else same, of=inputs[:1])
+    assert alone.validation is not None and alone.validation.prediction_limit > 0.95
+    read = read_run(tmp_path / f"own-{metric}").validation
+    assert (read.prediction_limit, read.word) == (
+        alone.validation.prediction_limit,
+        alone.validation.word,
+    )
     assert 0 < len(own.pinned) <= 1.2 * len(plain.pinned) < plain.layer_count / 1.5

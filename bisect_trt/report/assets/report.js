@@ -1,5 +1,5 @@
 "use strict";
-// Draws the plots, fills the layer table, and switches colours. All data is in #report-data; names in it are text.
+// Draws the plots and fills the layer table. All data is in #report-data; names in it are text.
 (() => {
   const root = document.documentElement;
   const data = JSON.parse(document.getElementById("report-data").textContent);
@@ -9,11 +9,8 @@
   const escaped = (s) => String(s).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
   const cut = (s) => (s.length > 64 ? `${s.slice(0, 32)}\u2026${s.slice(-32)}` : s);
 
-  // Colours: as the system has them, until somebody chooses.
+  // Colours as the system has them.
   const system = matchMedia("(prefers-color-scheme: dark)");
-  const choices = ["auto", "light", "dark"];
-  let chosen = 0;
-  const isDark = () => (choices[chosen] === "auto" ? system.matches : choices[chosen] === "dark");
   const drawn = new Map();
   const colours = () => {
     const style = getComputedStyle(root);
@@ -41,8 +38,7 @@
   const traces = (figure) =>
     figure.data.map((trace) => {
       if (!figure.ofLayers || trace.hoverinfo === "skip") return trace;
-      const places = trace.layers || trace.x;
-      return { ...trace, text: places.map((i) => escaped(cut(layers.rows[i][0]))), textposition: "none" };
+      return { ...trace, text: trace.x.map((i) => escaped(cut(layers.rows[i][0]))) };
     });
   const draw = (figure) => {
     const where = $(figure.name);
@@ -54,39 +50,27 @@
     };
     const done = Plotly.newPlot(where, traces(figure), themed(figure), config).then(() => {
       where.style.minHeight = "";
-      where.on("plotly_click", (event) => clicked(figure, where, event.points[0]));
+      where.on("plotly_click", (event) => clicked(figure, event.points[0]));
     });
     drawn.set(figure.name, done);
     return done;
   };
-  const clicked = (figure, where, point) => {
-    if (figure.layout.zooms) {
-      const width = point.data.width[point.pointNumber];
-      const from = point.data.base[point.pointNumber];
-      const deepest = figure.layout.yaxis.range[0];
-      Plotly.relayout(where, { "xaxis.range": [point.x - width / 2, point.x + width / 2], "yaxis.range": [deepest, from] });
-    } else if (figure.ofLayers && table) {
-      const place = point.data.layers ? point.data.layers[point.pointNumber] : point.x;
-      table.search(`"${layers.rows[place][0]}"`).draw();
+  const clicked = (figure, point) => {
+    if (figure.ofLayers && table) {
+      table.search(`"${layers.rows[point.x][0]}"`).draw();
       $("layers").scrollIntoView();
     }
   };
   const paint = () => {
-    root.classList.toggle("dark", isDark());
-    $("theme").textContent = `Colours: ${choices[chosen]}`;
+    root.classList.toggle("dark", system.matches);
     for (const figure of data.figures) {
       if (drawn.has(figure.name)) Plotly.react($(figure.name), traces(figure), themed(figure));
     }
   };
-  $("theme").addEventListener("click", () => {
-    chosen = (chosen + 1) % choices.length;
-    paint();
-  });
   system.addEventListener("change", paint);
   paint();
 
   // The sections' names are the navigation.
-  const links = new Map();
   for (const section of document.querySelectorAll("main > section")) {
     const item = document.createElement("li");
     const link = document.createElement("a");
@@ -94,15 +78,7 @@
     link.textContent = section.id[0].toUpperCase() + section.id.slice(1);
     item.append(link);
     document.querySelector("nav ul").append(item);
-    links.set(section, link);
   }
-  const seen = new IntersectionObserver(
-    (entries) => {
-      for (const entry of entries) links.get(entry.target).toggleAttribute("aria-current", entry.isIntersecting);
-    },
-    { rootMargin: "-45% 0px -45% 0px" },
-  );
-  for (const section of links.keys()) seen.observe(section);
 
   // A plot is drawn when it comes near, so that a page of many layers opens at once; for printing all are.
   const near = new IntersectionObserver(

@@ -14,16 +14,18 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError
-from bisect_trt.base.limits import in_order
+from bisect_trt.base.limits import thread_count
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.inputs import name_placeholder_dims
 from bisect_trt.model.layers import with_unique_names
+from bisect_trt.model.outputs import mark_outputs
 from bisect_trt.model.save import file_form
-from bisect_trt.model.typed import mark_outputs, to_typed
+from bisect_trt.model.typed import to_typed
 from bisect_trt.model.weak_typing import WITHOUT_LAYER
 from bisect_trt.runners.base import UNSUPPORTED, Repeated
+from bisect_trt.runners.concurrency import side_by_side
 from bisect_trt.runners.device import tf32_override
 from bisect_trt.runners.process import IsolatedWorker, Remote
 from bisect_trt.runners.tensorrt.execute import ENOUGH, REPEATS
@@ -66,7 +68,9 @@ class TensorRTRunner:
         options: EngineOptions = AS_USUAL,
         repeats: int = REPEATS,
         hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
+        threads: int | None = None,
     ) -> None:
+        self._threads = threads
         self._graph = as_graph(model)
         self._layers = self._graph.layers
         self._names = {layer.name for layer in self._layers}
@@ -95,11 +99,7 @@ class TensorRTRunner:
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         try:
-            # With many samples the build gets a time-out of its own, with the first sample.
-            first = samples[:1] if len(samples) > SAMPLES_PER_TIMEOUT else samples
-            answer, written = self._ask(plan, first, repeats=self._repeats)
-            if len(first) < len(samples):
-                answer, _ = self._ask(plan, samples, repeats=self._repeats)
+            answer, written = self._evaluated(plan, samples, repeats=self._repeats)
         except RunnerFailedError as error:
             if plan.base.is_storage and error.node in self._names - plan.pinned:
                 self._facts[plan] = {UNSUPPORTED: [error.node]}
@@ -125,7 +125,7 @@ class TensorRTRunner:
 
         Marks break fusions, so the numbers are not those of the unmarked engine.
         """
-        answer, _ = self._ask(plan, samples, tensors)
+        answer, _ = self._evaluated(plan, samples, tensors)
         return [
             {name: _as_float32(array) for name, array in counted[0][0].items()}
             for counted in answer.answers
@@ -135,7 +135,7 @@ class TensorRTRunner:
         """Ends the child process."""
         self._worker.close()
 
-    def _ask(
+    def _evaluated(
         self,
         plan: PrecisionPlan,
         samples: Sequence[Sample],
@@ -145,11 +145,13 @@ class TensorRTRunner:
     ) -> tuple[EngineAnswer, float]:
         """The engine's answer, and the seconds to write its model; 0 if the engine was kept."""
         key, limit, call = (plan, tuple(tensors)), self.timeout_s, self._worker.call
+        if limit is not None:
+            limit *= 1 + len(samples) // SAMPLES_PER_TIMEOUT
         # In threads, because perturbed samples are computed here.
-        arrays = list(in_order(lambda s: dict(s.arrays), samples))
+        threads = thread_count(self._threads)
+        arrays = list(side_by_side(lambda s: dict(s.arrays), samples, lambda _: threads))
         if self._last == key:
-            longer = None if limit is None else limit * (1 + len(arrays) // SAMPLES_PER_TIMEOUT)
-            again: EngineAnswer | None = call("again", key, arrays, repeats, timeout_s=longer)
+            again: EngineAnswer | None = call("again", key, arrays, repeats, timeout_s=limit)
             if again is not None:
                 return again, 0.0
         began = time.perf_counter()
@@ -163,24 +165,20 @@ class TensorRTRunner:
     def _request(self, plan: PrecisionPlan, tensors: Sequence[str]) -> Iterator[EngineRequest]:
         """What to build; the model's file exists inside the block."""
         model = self._written(plan)
+        weak = WeakTyping(plan.base.value, plan.pinned, self._without_layer)
         with file_form(mark_outputs(model, tensors) if tensors else model) as source:
             yield EngineRequest(
                 source,
                 self._profile,
                 # Pinned means FP32: TF32 is off unless it is the base.
                 tf32=plan.base is Precision.TF32,
-                weak=self._weak_types(plan),
+                weak=weak if self._weak else None,
                 measure_latency=not tensors,
                 producers=self._producers,
                 values=self._values,
                 options=self._options,
                 key=(plan, tuple(tensors)),
             )
-
-    def _weak_types(self, plan: PrecisionPlan) -> WeakTyping | None:
-        if not self._weak:
-            return None
-        return WeakTyping(plan.base.value, plan.pinned, self._without_layer)
 
     def _written(self, plan: PrecisionPlan) -> onnx.ModelProto:
         if not self._weak:

@@ -1,0 +1,32 @@
+"""The command line and runs of fixtures, in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+import bisect_trt
+from bisect_trt.cli import main
+from fixtures.__main__ import input_bytes, model_bytes
+from fixtures.fixture import Fixture
+
+
+def call(*arguments: object) -> Result:
+    """``bisect-trt`` with ``arguments``; its lines are not broken."""
+    return CliRunner(env={"COLUMNS": "200"}).invoke(main, [str(a) for a in arguments])
+
+
+def saved(fixture: Fixture, folder: Path) -> list[str]:
+    """Write ``m.onnx`` and ``x.npz`` of ``fixture``; returns the arguments that name them."""
+    model, inputs = folder / "m.onnx", folder / "x.npz"
+    model.write_bytes(model_bytes(fixture))
+    inputs.write_bytes(input_bytes(fixture))
+    return [str(model), "--input", str(inputs)]
+
+
+def run_of(fixture: Fixture, out: Path, **options: Any) -> bisect_trt.Result:
+    """An emulated run of ``fixture`` with its precision and requirement."""
+    its = {"precision": fixture.precision, "require": fixture.require, "runner": "emulated"}
+    return bisect_trt.bisect(fixture.model, fixture.inputs, out=out, **{**its, **options})

@@ -1,0 +1,77 @@
+"""What is offered to copy: shell lines that split into what was meant, and Python that compiles."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pandas as pd
+
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.report.html import profile_of_inputs, recipes
+from bisect_trt.settings import Settings, as_command
+from tests.report.synthetic import synthetic_result
+
+SHIPPED = synthetic_result(40)
+TEXTS = {r.name: r.text for r in recipes(replace(SHIPPED, plan=PrecisionPlan(Precision.FP16)))}
+
+
+def words(name: str) -> list[str]:
+    return shlex.split(TEXTS[name].replace("\\\n", " "))
+
+
+def test_a_profile_spans_the_inputs_shapes() -> None:
+    shapes = profile_of_inputs(SHIPPED)["x"]
+    assert shapes == ((1, 3, 32, 64), (1, 3, 32, 64), (1, 3, 96, 64))
+    assert profile_of_inputs(replace(SHIPPED, dynamic_inputs=())) == {}
+    assert profile_of_inputs(replace(SHIPPED, inputs=pd.DataFrame())) == {}
+
+
+def test_builders_get_the_typed_model_its_shapes_and_no_tf32() -> None:
+    assert {"--stronglyTyped", "--noTF32", "--maxShapes=x:1x3x96x64"} <= set(words("trtexec"))
+    compile(TEXTS["Python"], "ship.py", "exec")
+    assert "clear_flag(trt.BuilderFlag.TF32)" in TEXTS["Python"]
+    assert (
+        "profile.set_shape('x', (1, 3, 32, 64), (1, 3, 32, 64), (1, 3, 96, 64))" in TEXTS["Python"]
+    )
+
+
+def test_a_plan_for_tf32_keeps_it() -> None:
+    found = {r.name: r.text for r in recipes(replace(SHIPPED, plan=PrecisionPlan(Precision.TF32)))}
+    assert "--noTF32" not in found["trtexec"]
+    assert "set_flag(trt.BuilderFlag.TF32)" in found["Python"]
+
+
+def test_nothing_is_offered_where_no_plan_passes() -> None:
+    assert recipes(replace(SHIPPED, passed=False)) == []
+
+
+def test_the_check_takes_the_run_s_inputs() -> None:
+    command = (
+        "bisect-trt run 'my model.onnx' --input 'a b.npz' --workers 2 --stacked --input pages "
+        "--infinite mask --requirement 'max_abs<=1' --out 'made here'"
+    )
+    odd = replace(SHIPPED, model="my model.onnx", command=command)
+    text = next(r.text for r in recipes(odd) if "verify" in r.text).replace("\\\n", " ")
+    assert shlex.split(text) == [
+        *("bisect-trt", "verify", "my model.onnx", "--input", "a b.npz", "--stacked"),
+        *("--input", "pages", "--infinite", "mask", "--plan", "made here/plan.json"),
+    ]
+
+
+def test_a_folded_line_keeps_an_option_beside_its_value() -> None:
+    command = f"bisect-trt run model.onnx --input {'long/' * 15}"
+    text = next(r.text for r in recipes(replace(SHIPPED, command=command)) if "verify" in r.text)
+    lines = [line.strip(" \\") for line in text.split("\n")]
+    assert len(lines) > 1 and all(line.startswith("--") for line in lines[1:])
+    assert any(line.endswith("--plan plan.json") for line in lines)
+
+
+def test_a_command_names_what_is_not_the_default() -> None:
+    settings = Settings(
+        "a b.onnx", ["x.npz", {"x": 1}], require=["max_abs<=1e-2"], stacked=True, workers=2
+    )
+    assert shlex.split(as_command(settings)) == [
+        *("bisect-trt", "run", "a b.onnx", "--input", "x.npz", "--input", "ARRAYS"),
+        *("--requirement", "max_abs<=1e-2", "--stacked", "--workers", "2"),
+    ]

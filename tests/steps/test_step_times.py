@@ -1,0 +1,106 @@
+"""Steps that stop when their time is over say how far they came, and go no further later."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import bisect_trt
+from bisect_trt import pipeline
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.settings import Settings
+from bisect_trt.steps import sensitivity, tradeoff
+from bisect_trt.steps.context import open_context
+from bisect_trt.steps.problem import load
+from bisect_trt.steps.sensitivity import Sensitivity, affordable, measure_sensitivity
+from fixtures.models import residual
+from tests.command import run_of
+from tests.conftest import forbid_inferences
+
+pytestmark = pytest.mark.usefixtures("few_draws")
+
+
+def measured(
+    folder: Path, suspicion: dict[str, float], count: int
+) -> tuple[Sensitivity, list[str]]:
+    """What the step gives, and what it says."""
+    fixture = residual()
+    settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=folder)
+    problem = load(settings, Observer())
+    with open_context(problem, Observer()) as context:
+        samples = list(problem.samples)
+        found = measure_sensitivity(problem, context, suspicion, samples, problem.base, count)
+        return found, [f.message for f in context.run_statistics().findings if f.kind == "measured"]
+
+
+def test_the_most_suspicious_layers_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [x.name for x in bisect_trt.graph.list_layers(residual().model)]
+    suspicion = {name: float((7 * i) % 31) for i, name in enumerate(names)}
+    order = sorted(names, key=lambda n: -suspicion[n])
+    whole, said = measured(tmp_path / "whole", suspicion, 1000)
+    assert set(whole.scores) == set(names) and said == []
+    part, said = measured(tmp_path / "part", suspicion, 20)
+    assert set(part.scores) == set(order[:20]) and part.runs == 20
+    assert said and said[0].startswith(f"20 of {len(names)} layers were measured alone")
+    assert part.scores == {n: whole.scores[n] for n in part.scores}
+    assert part.strength == {n: whole.strength[n] for n in part.strength}
+    forbid_inferences(monkeypatch)
+    again, said_again = measured(tmp_path / "part", suspicion, 20)
+    assert again.scores == part.scores and again.runs == 0 and said_again == said
+
+
+def test_as_many_layers_are_measured_as_there_is_time_for() -> None:
+    assert affordable(100, 0.1, math.inf) == 100
+    assert affordable(1000, 0.1, 5.0) == 100 and affordable(1000, 0.1, math.inf) == 400
+    assert affordable(1000, 0.1, -1.0) == 0
+
+
+def test_a_run_without_any_time_to_measure_still_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sensitivity, "TIME_BUDGET_S", -1.0)
+    monkeypatch.setattr(tradeoff, "TIME_BUDGET_S", 1e-9)
+    result = run_of(residual(), tmp_path)
+    assert result.passed and result.pinned
+    said = " ".join(f.message for f in result.findings)
+    assert f"0 of {result.layer_count} layers were measured alone" in said
+    assert "tradeoff.csv has 1 of" in said
+    table = pd.read_csv(tmp_path / "tradeoff.csv")
+    assert list(table["set"]) == ["answer"]
+    forbid_inferences(monkeypatch)
+    again = run_of(residual(), tmp_path)
+    assert again.pinned == result.pinned
+    assert len(pd.read_csv(tmp_path / "tradeoff.csv")) == 1
+
+
+class Heard(Observer):
+    """What each step told of its progress."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, list[tuple[int, int]]] = {}
+
+    def step(self, name: str) -> None:
+        self._of = self.told.setdefault(name, [])
+
+    def progress(self, done: int, expected: int, note: str) -> None:
+        self._of.append((done, expected))
+
+
+@pytest.mark.parametrize("robust", [0.0, 0.95])
+def test_a_search_and_what_follows_tell_how_much_is_left(
+    tmp_path: Path, eight_draws: None, robust: float
+) -> None:
+    fixture, heard = residual(), Heard()
+    asked = {"require": [fixture.require], "robust": robust, "out": tmp_path / "run"}
+    result = pipeline.run(Settings(fixture.model, [fixture.inputs], **asked), heard)
+    counted = [done for done, _ in heard.told["bisect"]]
+    assert counted and counted == sorted(counted)
+    if robust:
+        assert len(result.tradeoff) in {most for _, most in heard.told["tradeoff"]}
+        made = [most for _, most in heard.told["unseen inputs"]]
+        assert made and all(made)
