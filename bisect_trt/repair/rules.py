@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from bisect_trt.base.errors import BadInputError
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.opsets import HAS_LAYER_NORMALIZATION
 from bisect_trt.repair.constants import (
@@ -41,6 +42,24 @@ IDENTITY: Mapping[Rule, str] = {
     Rule.LAYERNORM: "(x - mean) / sqrt(mean((x - mean)^2) + eps) * w + b = LayerNorm(x)",
 }
 """The formula of each rule, for reports."""
+
+
+def rules_of(text: str) -> tuple[Rule, ...]:
+    """The rules that ``--repair`` names, separated by commas; all for ``auto``.
+
+    Raises:
+        BadInputError: there is no such rule.
+    """
+    if text == "auto":
+        return tuple(PROPOSE)
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in list(PROPOSE)]
+    if unknown:
+        raise BadInputError(
+            f"--repair {unknown[0]}: no such rule; choose auto, or some of {', '.join(PROPOSE)}"
+        )
+    return tuple(rule for rule in PROPOSE if rule in names)
+
 
 MAX_ROUNDS = 8
 """How often a rule may be applied: folding one BatchNorm can make room for the next."""

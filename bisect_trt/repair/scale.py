@@ -23,6 +23,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from bisect_trt.base.display import counted
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.precision_rules import FLOAT, is_standard
 from bisect_trt.repair.edits import (
@@ -575,12 +576,11 @@ class _Writer:
         ]
         numbers = {n: self._problem.tensors[n] for n in touched if n in self._problem.tensors}
         moved = {n: self._at(v) for n, v in numbers.items() if self._at(v)}
-        added = sum(len(nodes) - 1 for nodes in new.values())
         return Edit(
             rule=Rule.SCALE,
             nodes=tuple(self._wiring.names[i] for i in region),
             tensors=tuple(n for n in numbers if n in self._ranges and self._over(n)),
-            sentence=_sentence(sorted(set(moved.values())), len(moved), added),
+            sentence=_sentence(sorted(set(moved.values())), len(moved)),
             changed=tuple(c for i in region for c in self._changed.get(i, ())),
             replaced=new,
             constants={n: a for n, a in self._arrays.items() if n in read},
@@ -727,7 +727,6 @@ def _set(node: onnx.NodeProto, name: str, value: float) -> None:
     node.attribute.append(helper.make_attribute(name, float(value)))
 
 
-def _sentence(powers: list[int], tensors: int, muls: int) -> str:
+def _sentence(powers: list[int], tensors: int) -> str:
     shown = ", ".join(f"2^{p}" for p in powers[:4]) + (", ..." if len(powers) > 4 else "")
-    added = f"; {muls} nodes added" if muls else ""
-    return f"{tensors} tensors scaled by {shown}, taken back by constants and norms{added}"
+    return f"{counted(tensors, 'tensor')} scaled by {shown}, taken back by constants and norms"

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import onnx
 
+from bisect_trt.base.atomic_files import REPAIR, REPAIRED_MODEL
 from bisect_trt.base.display import counted, some_of
+from bisect_trt.base.errors import EXIT_NOT_MET, EXIT_OK
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.patterns import origin_of
-from bisect_trt.repair.edits import Edit, Ranges
+from bisect_trt.repair.edits import Edit, Ranges, Refusal
 from bisect_trt.repair.rules import IDENTITY
-from bisect_trt.steps.repair import Refused, Repair
+from bisect_trt.report.files import to_json, write_files
+from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.repair import Refused, Repair, whole_of
 
 METADATA = "bisect_trt.repairs"
 """The metadata key of a repaired model that lists its edits, as JSON."""
@@ -38,6 +43,68 @@ class RepairRow:
     largest_before: float | None
     largest_after: float | None
     nodes_added: int
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """The result of ``repair``; ``model`` is None where there is none to write.
+
+    ``digest`` is the SHA-256 of the original model.
+    """
+
+    name: str
+    digest: str
+    folder: Path
+    found: Repair | Refused
+    rows: tuple[RepairRow, ...]
+    model: onnx.ModelProto | None
+
+    @property
+    def exit_code(self) -> int:
+        """0 where a repaired model was written, or none is needed."""
+        good = self.model is not None or (isinstance(self.found, Refused) and self.found.is_right)
+        return EXIT_OK if good else EXIT_NOT_MET
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of repair.json."""
+        written = REPAIRED_MODEL if self.model is not None else None
+        record = {"model": self.name, "model_sha256": self.digest, "repaired_model": written}
+        return {**record, **repair_json(self.found, self.rows)}
+
+
+def repaired_of(found: Repair | Refused, problem: Problem, folder: Path) -> Repaired:
+    """The result of a repair, with the whole model to write."""
+    rows, model = tuple[RepairRow, ...](), None
+    if isinstance(found, Repair):
+        rows = rows_of(found, problem.graph)
+        whole = whole_of(problem, found.graph)
+        if whole is None:
+            reason = "the rest of the model reads inner tensors of the judged part"
+            taken = (Refusal(edit.rule, edit.nodes, reason) for edit in found.edits)
+            found, rows = Refused((*found.refused, *taken)), ()
+        else:
+            model = onnx.ModelProto()
+            model.CopyFrom(whole)
+            for key, value in as_metadata(rows, problem.model.digest).items():
+                kept = [p for p in model.metadata_props if p.key != key]
+                del model.metadata_props[:]
+                model.metadata_props.extend(kept)
+                model.metadata_props.add(key=key, value=value)
+    return Repaired(problem.model.name, problem.model.digest, folder, found, rows, model)
+
+
+def write_repair(result: Repaired) -> None:
+    """Writes repair.json and, where there is one, the repaired model; an older one goes.
+
+    Raises:
+        MachineError: the disk is full.
+        BadInputError: the folder cannot be written.
+    """
+    record = {REPAIR: to_json(result.as_json()) + "\n"}
+    for name in (REPAIRED_MODEL, f"{REPAIRED_MODEL}.data"):
+        (result.folder / name).unlink(missing_ok=True)
+    models = {} if result.model is None else {REPAIRED_MODEL: result.model}
+    write_files(result.folder, {**models, **record})
 
 
 def rows_of(repair: Repair, original: Graph) -> tuple[RepairRow, ...]:
@@ -80,6 +147,7 @@ def repair_json(found: Repair | Refused, rows: Sequence[RepairRow]) -> dict[str,
         record |= {
             "missed_before": found.original.missed,
             "missed_after": found.repaired.missed,
+            "tried": found.tried,
             "score_before": found.original.score,
             "score_after": found.repaired.score,
             "fp32_change": found.change.share,
@@ -98,12 +166,14 @@ def as_metadata(rows: Sequence[RepairRow], original_digest: str) -> dict[str, st
 def headline(found: Repair | Refused) -> str:
     """The answer in a sentence."""
     if isinstance(found, Refused):
+        if found.is_right:
+            return "NEEDS NO REPAIR   everything in FP16 meets the requirement on your inputs"
         return "NOT REPAIRED   no edit makes everything in FP16 less wrong"
     rules = ", ".join(found.rules)
     word = "REPAIRED" if found.repaired.missed == 0 else "PARTLY REPAIRED"
     return (
-        f"{word}   {rules}: everything in FP16 misses {found.repaired.missed} of the inputs tried, "
-        f"before {found.original.missed}"
+        f"{word}   {rules}: everything in FP16 misses {found.repaired.missed} of {found.tried} "
+        f"inputs, before the repair {found.original.missed}"
     )
 
 
@@ -125,7 +195,7 @@ def lines(found: Repair | Refused, rows: Sequence[RepairRow]) -> list[str]:
 
 def line_of(row: RepairRow) -> str:
     """One edit in a line."""
-    sizes = ""
+    sizes = "".join(f"; {name} {before}, then {after}" for name, before, after in row.constants[:1])
     if row.largest_before is not None and row.largest_after is not None:
         sizes = f"; largest {row.largest_before:.3g}, then {row.largest_after:.3g}"
     added = f"; {counted(row.nodes_added, 'node')} added" if row.nodes_added > 0 else ""

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
+import onnx
 from onnx.reference import ReferenceEvaluator
 
-from bisect_trt.base.errors import RunnerFailedError, one_line
-from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.errors import BadInputError, RunnerFailedError, one_line
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.inputs.perturbations import has_two_values
 from bisect_trt.metrics.arrays import Arrays
@@ -20,6 +21,7 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.roundings import list_movers
 from bisect_trt.model.tensor_types import in_double
+from bisect_trt.model.walk import replace_nodes, tensors_read
 from bisect_trt.repair.edits import (
     LARGEST_FP16,
     Edit,
@@ -109,9 +111,9 @@ class Repair:
     """A repaired graph and what proves it.
 
     ``refused`` are proposals that were not made or were taken back. ``original`` and ``repaired``
-    say how wrong everything reduced is, ``change`` what the edits change in FP32. ``headroom`` is
-    the factor on the inputs up to which the repair holds. ``before`` and ``after`` are the ranges
-    of the tensors.
+    say how wrong everything reduced is on the ``tried`` inputs, ``change`` what the edits change in
+    FP32. ``headroom`` is the factor on the inputs up to which the repair holds. ``before`` and
+    ``after`` are the ranges of the tensors.
     """
 
     graph: Graph
@@ -119,6 +121,7 @@ class Repair:
     refused: tuple[Refusal, ...]
     original: Error
     repaired: Error
+    tried: int
     change: Change
     headroom: float
     before: Ranges
@@ -132,9 +135,10 @@ class Repair:
 
 @dataclass(frozen=True)
 class Refused:
-    """No repair was made, and why."""
+    """No repair was made, and why; ``is_right`` where everything reduced needs none."""
 
-    refused: tuple[Refusal, ...]
+    refused: tuple[Refusal, ...] = ()
+    is_right: bool = False
 
 
 def find_repair(problem: Problem, context: Context, rules: Collection[Rule]) -> Repair | Refused:
@@ -145,6 +149,47 @@ def find_repair(problem: Problem, context: Context, rules: Collection[Rule]) -> 
     """
     context.observer.step("repair")
     return _Prover(problem, context).best(rules)
+
+
+def repair_alone(problem: Problem, context: Context, rules: Collection[Rule]) -> Repair | Refused:
+    """As :func:`find_repair`, where everything reduced misses a given input."""
+    if problem.settings.precision is not Precision.FP16:
+        raise BadInputError(
+            f"{problem.model.name}: only FP16's range is repaired, and its source is "
+            f"{problem.settings.precision.value.upper()}"
+        )
+    context.observer.step("baselines")
+    if context.evaluator.evaluate(problem.base).verdict.passed:
+        return Refused(is_right=True)
+    return find_repair(problem, context, rules)
+
+
+def whole_of(problem: Problem, graph: Graph) -> onnx.ModelProto | None:
+    """The whole model with the repaired ``graph`` in place of its judged part.
+
+    None where the rest reads inner tensors of that part, whose values may be others now.
+    """
+    if not problem.judged:
+        return graph.proto
+    part, whole = problem.graph.proto.graph, problem.whole.proto.graph
+    made = {name for node in part.node for name in node.output if name}
+    behind = [n for n in whole.node if made.isdisjoint(n.output)]
+    read = {name for node in behind for name in tensors_read(node)}
+    constants = {n.output[0] for n in part.node if n.op_type == "Constant"}
+    if not (read & made) <= {*problem.judged, *constants}:
+        return None
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.proto)
+    present = {t.name for t in model.graph.initializer}
+    present |= {name for node in model.graph.node for name in node.output}
+    lost = [n for n in part.node if n.op_type == "Constant" and n.output[0] in read - present]
+    replace_nodes(model.graph, [*lost, *model.graph.node, *behind])
+    model.graph.initializer.extend(
+        t for t in whole.initializer if t.name in read and t.name not in present
+    )
+    del model.graph.output[:]
+    model.graph.output.extend(whole.output)
+    return model
 
 
 def repaired_problem(problem: Problem, repair: Repair) -> Problem:
@@ -221,6 +266,7 @@ class _Prover:
             refused=tuple(refused),
             original=original,
             repaired=repaired,
+            tried=len(self._judged),
             change=self._change(found.graph),
             headroom=headroom,
             before=self._ranges(self._start),
