@@ -23,7 +23,7 @@ from bisect_trt.model.outputs import mark_outputs, select_tensors, with_ranks
 from bisect_trt.model.save import check_target, save_model, save_text
 from bisect_trt.model.typed import to_typed
 from bisect_trt.model.weak_typing import OF_FUNCTIONS, polygraphy_script, trtexec_arguments
-from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, run
+from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, repair, run
 from bisect_trt.reduction.reduce import Reduced, result_folder
 from bisect_trt.report import terminal
 from bisect_trt.report.diff import as_page, diff_record, diff_runs, write_diff
@@ -241,6 +241,23 @@ def cure_command(
     show = terminal.print_cures
     _print(cures_as_json(cures), show, cures, folder, as_json=as_json, quiet=quiet)
     return EXIT_NOT_MET if cures.needed and cures.smallest is None else EXIT_OK
+
+
+@click.command("repair", cls=InputsCommand)
+@settings_options("repair")
+@JSON
+@VERBOSE
+@QUIET
+@guarded
+def repair_command(as_json: bool, verbose: bool, quiet: bool, **chosen: Any) -> int:
+    """Edit the graph so that FP16 fits, prove that FP32 stays the same, and write the repaired
+    model. Exit code 1 if no edit helps.
+    """
+    settings = Settings(**chosen)
+    with terminal.progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
+        found = repair(settings, observer)
+    _print(found.as_json(), terminal.print_repair, found, as_json=as_json, quiet=quiet)
+    return found.exit_code
 
 
 @click.command("doctor")
@@ -555,6 +572,7 @@ for command in (
     inspect_command,
     mark_command,
     export_command,
+    repair_command,
     reduce_command,
     cure_command,
     doctor_command,

@@ -1,4 +1,4 @@
-"""The commands ``run``, ``compare``, ``reduce`` and ``cure`` as lists of steps."""
+"""The commands ``run``, ``compare``, ``repair``, ``reduce`` and ``cure`` as lists of steps."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ from bisect_trt.reduction.reduce import (
     result_folder,
     subgraph_to_blame,
 )
+from bisect_trt.repair.rules import rules_of
 from bisect_trt.report import reduced
 from bisect_trt.report.files import discard, write_report, write_tables
 from bisect_trt.report.headline import left_behind
 from bisect_trt.report.reduced import headline, nothing_bad, write_cures, write_reproducer
+from bisect_trt.report.repairs import Repaired, repaired_of, write_repair
 from bisect_trt.report.summarise import Result, summarise, summarise_interrupted
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.answer import (
@@ -59,6 +61,7 @@ from bisect_trt.steps.engine_baselines import (
 from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
+from bisect_trt.steps.repair import repair_alone
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
 from bisect_trt.steps.select_robust import bisect
@@ -71,6 +74,29 @@ CURED = "cured"
 
 REPRODUCER = "reproducer"
 """The folder of the reproducer within a run's."""
+
+
+@within_threads
+def repair(settings: Settings, observer: Observer | None = None) -> Repaired:
+    """Edit the graph so that FP16 fits; write the repaired model and what proves it.
+
+    Raises:
+        BadInputError: the user can correct it.
+    """
+    observer = observer or Observer()
+    rules = rules_of(settings.repair)
+    budget = TimeBudget(settings.budget)
+    problem = load(replace(settings, runner="emulated"), observer, searches=False)
+    with open_context(problem, observer, "-repair", budget) as context:
+        problem = context.problem
+        refuse_answer(context.folder)
+        try:
+            found = repair_alone(problem, context, rules)
+        except BudgetSpentError as error:
+            raise StoppedError("the budget ended before a repair was proved") from error
+        result = repaired_of(found, problem, context.folder)
+        write_repair(result)
+        return result
 
 
 @within_threads

@@ -47,6 +47,7 @@ _PLANNING = frozenset({"run", "compare", "verify"})
 _ENGINES = frozenset({"reduce", "cure"})
 _EVERYWHERE = _PLANNING | _ENGINES
 _RUN = frozenset({"run"})
+_REPAIR = frozenset({"repair"})
 _JUDGED = frozenset({"run", "verify"})
 
 
@@ -158,12 +159,14 @@ class Settings:
         "Such as max_abs<=1e-2, logits:cosine@mean>=0.999, boxes[:,4:]:max_abs<=0.05, "
         "top1@mean>=0.99 or atol=1e-3,rtol=1e-2@p95. Default: snr_db>=40, integers equal.",
         help_of=_AS_FOUND,
+        commands=_PLANNING | _REPAIR,
     )
     metrics: Sequence[str | Callable[..., float]] = option(
         (),
         "--metric",
         "MODULE:FUNCTION, a task metric for --requirement; with @all it sees all inputs at once.",
         help_of=_AS_FOUND,
+        commands=_PLANNING | _REPAIR,
     )
     outputs: Sequence[str] = option(
         (),
@@ -172,6 +175,7 @@ class Settings:
         "the rest stays in FP32. Several with commas.",
         help_of=_AS_FOUND,
         metavar="TENSORS",
+        commands=_PLANNING | _REPAIR,
     )
     robust: float | None = option(
         None,
@@ -218,14 +222,14 @@ class Settings:
         "--keep-fp32",
         "Layers whose name matches REGEX stay in FP32.",
         metavar="REGEX",
-        commands=_RUN,
+        commands=_RUN | _REPAIR,
     )
     keep_reduced: Sequence[str] = option(
         (),
         "--keep-reduced",
         "Layers whose name matches REGEX are never kept in FP32.",
         metavar="REGEX",
-        commands=_RUN,
+        commands=_RUN | _REPAIR,
     )
     mark: Sequence[str] = option(
         (),
@@ -240,7 +244,7 @@ class Settings:
         "--infinite",
         "An input that may hold -inf, such as an additive attention mask.",
         metavar="INPUT",
-        commands=_EVERYWHERE,
+        commands=_EVERYWHERE | _REPAIR,
     )
     holdout: Sequence[Source] = option(
         (),
@@ -263,7 +267,7 @@ class Settings:
         "--stacked",
         "Each array of the input files holds many samples, along its first axis.",
         kind=bool,
-        commands=_EVERYWHERE,
+        commands=_EVERYWHERE | _REPAIR,
     )
     golden: str | Path | Feed | None = option(
         None,
@@ -278,23 +282,32 @@ class Settings:
         help_of={
             "verify": "Where answers are kept. Default: reports/MODEL-PRECISION-verify.",
             "compare": "Where the tables go. Default: reports/MODEL-PRECISION-compare.",
+            "repair": "Where the repaired model goes. Default: reports/MODEL-PRECISION-repair.",
             "reduce": "The reproducer's folder. Default: reports/MODEL-reduced.",
             "cure": "Where table and model go. Default: reports/MODEL-cured.",
         },
         kind=Path,
-        commands=_EVERYWHERE,
+        commands=_EVERYWHERE | _REPAIR,
     )
     fresh: bool = option(
         False,
         "--fresh",
         "Begin with an empty cache, such as after a file that a metric reads has changed.",
         kind=bool,
+        commands=_PLANNING | _REPAIR,
     )
     rewrite: str | None = option(
         None,
         "--rewrite",
         "First rewrite the model: exact, checked on the inputs, or refused.",
         choices=("layernorm",),
+    )
+    repair: str = option(
+        "auto",
+        "--repair",
+        "Rules that may edit the graph, such as fold-bn,mask; auto takes all.",
+        metavar="RULES",
+        commands=_REPAIR,
     )
     trt_module: str | None = option(
         None,
@@ -338,7 +351,7 @@ class Settings:
         "Threads that compute, of all workers together. Default: those that may be used here.",
         kind=int,
         least=1,
-        commands=_EVERYWHERE,
+        commands=_EVERYWHERE | _REPAIR,
     )
     ray: str | None = option(
         None,
@@ -353,7 +366,7 @@ class Settings:
         "Minutes: the command then ends with the best so far; a run has tested it.",
         **_POSITIVE,
         metavar="MINUTES",
-        commands=_RUN | _ENGINES,
+        commands=_RUN | _ENGINES | _REPAIR,
     )
     max_builds: int | None = option(
         None,

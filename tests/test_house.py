@@ -16,6 +16,7 @@ FOLDERS = (
     "settings",
     "metrics",
     "model",
+    "repair",
     "inputs",
     "runners",
     "evaluate",

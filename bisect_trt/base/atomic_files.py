@@ -127,6 +127,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 RUN = "run.json"
 TYPED_MODEL = "model.typed.onnx"
 REWRITTEN_MODEL = "model.rewritten.onnx"
+REPAIRED_MODEL = "model.repaired.onnx"
+REPAIR = "repair.json"
 PLAN = "plan.json"
 
 OLDER_FILES = ("journal.sqlite", "frontier.csv", "model.annotated.onnx")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sys import intern
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.model.precision_rules import CONTROL_FLOW, formals, is_standard, schema_of
 from bisect_trt.model.walk import opset_of, subgraphs, tensor_names, unused, without_graph
@@ -113,6 +113,34 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
         add_input(stand_in, large.data_type, large.dims)
         graph.node.append(helper.make_node("Identity", [stand_in], list(node.output)))
     return light
+
+
+def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of ``model`` that computes in float64 what ``model`` computes in float32."""
+    double = onnx.ModelProto()
+    double.CopyFrom(model)
+    _make_double(double.graph)
+    return double
+
+
+def _make_double(graph: onnx.GraphProto) -> None:
+    del graph.value_info[:]
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    tensors = [*graph.initializer]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                tensors.append(attribute.t)
+            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.DOUBLE
+        for _, body in subgraphs(node):
+            _make_double(body)
+    for tensor in tensors:
+        if tensor.data_type == TensorProto.FLOAT:
+            wide = numpy_helper.to_array(tensor).astype("float64")
+            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
 
 
 def _large_constant(node: onnx.NodeProto) -> TensorProto | None:

@@ -18,7 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bisect_trt.base.atomic_files import REPAIRED_MODEL
 from bisect_trt.base.display import counted, printable, some_of
+from bisect_trt.base.errors import EXIT_OK
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.limits import in_words, peak_bytes
 from bisect_trt.base.outcomes import VANISHING
@@ -38,6 +40,9 @@ from bisect_trt.report.reduced import (
     search_lines,
 )
 from bisect_trt.report.reduced import headline as headline_of_subgraph
+from bisect_trt.report.repairs import Repaired
+from bisect_trt.report.repairs import headline as headline_of_repair
+from bisect_trt.report.repairs import lines as lines_of_repair
 from bisect_trt.report.tables import OUTPUT_COLUMNS, suspect_layers
 from bisect_trt.steps.verify import Verification
 
@@ -331,6 +336,18 @@ def print_cures(console: Console, cures: Cures, folder: Path) -> None:
     for cure in cures.tried:
         console.print(printable(line_of_cure(cure)), soft_wrap=True)
     console.print(printable(f"table: {folder}"), soft_wrap=True)
+
+
+def print_repair(console: Console, repaired: Repaired) -> None:
+    """Prints the answer, the edits, the proof and what was refused."""
+    good = repaired.exit_code == EXIT_OK
+    answer = headline_of_repair(repaired.found)
+    console.print(printable(answer), style="bold green" if good else "bold red")
+    for line in lines_of_repair(repaired.found, repaired.rows):
+        console.print(printable(line), soft_wrap=True)
+    if repaired.model is not None:
+        written = repaired.folder / REPAIRED_MODEL
+        console.print(printable(f"repaired model, in FP32: {written}"), soft_wrap=True)
 
 
 def print_reduced(console: Console, found: Reduced | Observation, folder: Path) -> None:

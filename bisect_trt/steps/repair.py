@@ -1,0 +1,521 @@
+"""Repairs the graph, and proves by running that the repaired one computes the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from bisect_trt.base.errors import BadInputError, RunnerFailedError, one_line
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample, evenly
+from bisect_trt.inputs.perturbations import has_two_values
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.layers import with_unique_names
+from bisect_trt.model.roundings import list_movers
+from bisect_trt.model.tensor_types import in_double
+from bisect_trt.model.walk import replace_nodes, tensors_read
+from bisect_trt.repair.edits import (
+    LARGEST_FP16,
+    Edit,
+    Range,
+    Ranges,
+    Refusal,
+    Rule,
+    beginning,
+    origins_of,
+)
+from bisect_trt.repair.rules import PROPOSE, Edited, edited
+from bisect_trt.repair.scale import range_of
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.reference import Reference, outputs_of
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.samples import SEARCH_STREAM, perturbs
+
+RANGED_INPUTS = 4
+"""Given inputs that ranges, noise and headroom are measured on."""
+
+PERTURBED_INPUTS = 16
+"""Perturbed inputs on which the repaired graph is compared with the original."""
+
+JUDGED_INPUTS = 12
+"""Given and perturbed inputs on which the repaired graph is run reduced."""
+
+MAX_CHANGE = 1e-5
+"""What FP32 may change, of an output's largest value, where its own noise is not larger."""
+
+NOISE_FACTOR = 2.0
+"""One measurement of FP32's noise bounds the next within this factor."""
+
+FACTORS = (2.0, 4.0, 8.0)
+"""Factors on the inputs at which the headroom is measured."""
+
+MIN_HEADROOM = 2.0
+"""A repaired graph must stand inputs this many times as large as those given."""
+
+SCALES = (2.0, 1e-2, 1e-4)
+"""Factors on the inputs at which FP32 must give the same: ranges and epsilons show there."""
+
+MIN_GAIN = 0.8
+"""A repair helps if it makes the score smaller than this part of what it was."""
+
+
+ENOUGH = 0.7
+"""A score that leaves room for other inputs: no edit is made to lower it further."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an edit changes of FP32's outputs.
+
+    ``share`` is the largest change of an output over its largest value, ``where`` the input that
+    shows it. ``noise`` is what another order of FP32's sums changes.
+    """
+
+    share: float
+    noise: float
+    where: str
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is no more than FP32's rounding."""
+        return self.share <= max(MAX_CHANGE, NOISE_FACTOR * self.noise)
+
+
+@dataclass(frozen=True, order=True)
+class Error:
+    """How many inputs everything reduced misses, and its worst score."""
+
+    missed: int
+    score: float
+
+    def helps(self, other: Error) -> bool:
+        """Whether this is clearly less than ``other``, which is not small enough itself."""
+        if other.missed == 0 and other.score <= ENOUGH:
+            return False
+        if self.missed != other.missed:
+            return self.missed < other.missed
+        return self.score < MIN_GAIN * other.score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """A repaired graph and what proves it.
+
+    ``refused`` are proposals that were not made or were taken back. ``original`` and ``repaired``
+    say how wrong everything reduced is on the ``tried`` inputs, ``change`` what the edits change in
+    FP32. ``headroom`` is the factor on the inputs up to which the repair holds. ``before`` and
+    ``after`` are the ranges of the tensors.
+    """
+
+    graph: Graph
+    edits: tuple[Edit, ...]
+    refused: tuple[Refusal, ...]
+    original: Error
+    repaired: Error
+    tried: int
+    change: Change
+    headroom: float
+    before: Ranges
+    after: Ranges
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules that edits were made by, in their order."""
+        return tuple(dict.fromkeys(edit.rule for edit in self.edits))
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No repair was made, and why; ``is_right`` where everything reduced needs none."""
+
+    refused: tuple[Refusal, ...] = ()
+    is_right: bool = False
+
+
+def find_repair(problem: Problem, context: Context, rules: Collection[Rule]) -> Repair | Refused:
+    """The edits among ``rules`` that make everything reduced less wrong, proved on inputs.
+
+    Raises:
+        RunnerFailedError: the original graph cannot be run on an input.
+    """
+    context.observer.step("repair")
+    return _Prover(problem, context).best(rules)
+
+
+def repair_alone(problem: Problem, context: Context, rules: Collection[Rule]) -> Repair | Refused:
+    """As :func:`find_repair`, where everything reduced misses a given input."""
+    if problem.settings.precision is not Precision.FP16:
+        raise BadInputError(
+            f"{problem.model.name}: only FP16's range is repaired, and its source is "
+            f"{problem.settings.precision.value.upper()}"
+        )
+    context.observer.step("baselines")
+    if context.evaluator.evaluate(problem.base).verdict.passed:
+        return Refused(is_right=True)
+    return find_repair(problem, context, rules)
+
+
+def whole_of(problem: Problem, graph: Graph) -> onnx.ModelProto | None:
+    """The whole model with the repaired ``graph`` in place of its judged part.
+
+    None where the rest reads inner tensors of that part, whose values may be others now.
+    """
+    if not problem.judged:
+        return graph.proto
+    part, whole = problem.graph.proto.graph, problem.whole.proto.graph
+    made = {name for node in part.node for name in node.output if name}
+    behind = [n for n in whole.node if made.isdisjoint(n.output)]
+    read = {name for node in behind for name in tensors_read(node)}
+    constants = {n.output[0] for n in part.node if n.op_type == "Constant"}
+    if not (read & made) <= {*problem.judged, *constants}:
+        return None
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.proto)
+    present = {t.name for t in model.graph.initializer}
+    present |= {name for node in model.graph.node for name in node.output}
+    lost = [n for n in part.node if n.op_type == "Constant" and n.output[0] in read - present]
+    replace_nodes(model.graph, [*lost, *model.graph.node, *behind])
+    model.graph.initializer.extend(
+        t for t in whole.initializer if t.name in read and t.name not in present
+    )
+    del model.graph.output[:]
+    model.graph.output.extend(whole.output)
+    return model
+
+
+def repaired_problem(problem: Problem, repair: Repair) -> Problem:
+    """``problem`` with the repaired graph, judged against the original's FP32 outputs."""
+    graph = repair.graph
+    names = "+".join(["repair", *repair.rules])
+    layers = graph.layers_at(problem.settings.precision)
+    return replace(
+        problem,
+        graph=graph,
+        whole=graph,
+        model=replace(
+            problem.model,
+            proto=graph.proto,
+            digest=f"{problem.model.digest}+{names}",
+            written_out=False,
+        ),
+        layers=layers,
+        held_pins=_carried(graph, problem.held_pins),
+        kept_reduced=_carried(graph, problem.kept_reduced),
+        begin=frozenset(),
+        older=None,
+        marked=None,
+    )
+
+
+def _carried(graph: Graph, names: Collection[str]) -> frozenset[str]:
+    """The layers of a repaired graph that are among ``names`` or stand for one of them."""
+    nodes = graph.proto.graph.node
+    return frozenset(
+        layer.name
+        for layer in graph.layers
+        if layer.name in names or not set(names).isdisjoint(origins_of(nodes[layer.index]))
+    )
+
+
+class _Prover:
+    """Runs graphs on the inputs of a proof; measures each at most once."""
+
+    def __init__(self, problem: Problem, context: Context) -> None:
+        self._problem, self._context = problem, context
+        self._start = beginning(problem.graph)
+        self._given = list(problem.samples)
+        self._perturbed = list(
+            perturbs(problem, context, SEARCH_STREAM, PERTURBED_INPUTS, emulated=True)
+        )
+        half = JUDGED_INPUTS // 2
+        self._judged = [*evenly(self._given, half), *self._perturbed[:half]]
+        self._check_time = context.time.check
+        self._threads = problem.settings.threads or 0
+        self._rounds = 0
+        self._known: dict[tuple[Rule, ...], Edited] = {}
+        self._errors: dict[Graph, Error] = {}
+        self._changes: dict[Graph, Change] = {}
+
+    def best(self, rules: Collection[Rule]) -> Repair | Refused:
+        """Everything that ``rules`` propose, less what harms or does nothing."""
+        found = self._edited(rules)
+        refused = list(found.refusals)
+        found, taken_back = self._provable(found)
+        refused += taken_back
+        found, taken_back = self._needed(found)
+        refused += taken_back
+        if not found.edits:
+            return Refused(tuple(refused))
+        original, repaired = self._error(self._start), self._error(found.graph)
+        headroom = self._headroom(found.graph, repaired.score)
+        if repaired.score <= 1.0 and headroom < MIN_HEADROOM:
+            reason = f"it fails on inputs {MIN_HEADROOM:g} times as large"
+            return Refused((*refused, *_taken_back(found.edits, reason)))
+        return Repair(
+            graph=found.graph,
+            edits=found.edits,
+            refused=tuple(refused),
+            original=original,
+            repaired=repaired,
+            tried=len(self._judged),
+            change=self._change(found.graph),
+            headroom=headroom,
+            before=self._ranges(self._start),
+            after=found.ranges,
+        )
+
+    def _edited(self, rules: Collection[Rule]) -> Edited:
+        key = tuple(rule for rule in PROPOSE if rule in rules)
+        if key not in self._known:
+            self._known[key] = edited(self._start, key, self._ranges)
+        return self._known[key]
+
+    def _provable(self, found: Edited) -> tuple[Edited, list[Refusal]]:
+        """``found`` without the rules whose edits change FP32's outputs."""
+        refused = list[Refusal]()
+        while found.edits and not (change := self._change(found.graph)).is_exact:
+            reason = (
+                f"it changes an FP32 output by {change.share:.3g} of its largest value on "
+                f"{change.where}"
+            )
+            without = (self._edited(rules) for rules in self._without_one(_rules_of(found)))
+            less = next((e for e in without if self._change(e.graph).is_exact), self._edited(()))
+            kept = _rules_of(less)
+            refused += _taken_back((e for e in found.edits if e.rule not in kept), reason)
+            found = less
+        return found, refused
+
+    @staticmethod
+    def _without_one(rules: Sequence[Rule]) -> Iterator[list[Rule]]:
+        return ([r for r in rules if r is not left_out] for left_out in reversed(rules))
+
+    def _needed(self, found: Edited) -> tuple[Edited, list[Refusal]]:
+        """``found`` without the rules that do not make everything reduced less wrong."""
+        refused = list[Refusal]()
+        for rule in reversed(_rules_of(found)):
+            less = self._edited([r for r in _rules_of(found) if r is not rule])
+            with_it, without = self._error(found.graph), self._error(less.graph)
+            if not with_it.helps(without):
+                edits = (e for e in found.edits if e.rule is rule)
+                refused += _taken_back(edits, "without it the error is as small")
+                found = less
+        return found, refused
+
+    def _beyond(self, graph: Graph, samples: Sequence[Sample] = ()) -> int:
+        """How many tensors leave FP16's range on ``samples``, or on the given inputs."""
+        ranges = self._ranges(graph, samples).values()
+        return sum(found.largest > LARGEST_FP16 for found in ranges)
+
+    def _ranges(self, graph: Graph, given: Sequence[Sample] = ()) -> dict[str, Range]:
+        """The FP32 range of each tensor that can be reduced, and of the inputs."""
+        found: dict[str, Range] = {}
+        for tensor, now in self._observed(graph, evenly(given or self._given, RANGED_INPUTS)):
+            found[tensor] = now if tensor not in found else now.joined(found[tensor])
+        if not given:
+            doubled = [_times(s, 2.0) for s in evenly(self._given, RANGED_INPUTS // 2)]
+            for tensor, now in self._observed(graph, doubled):
+                if tensor in found:
+                    reach = max(found[tensor].reach, now.largest)
+                    found[tensor] = replace(found[tensor], reach=reach)
+        return found
+
+    def _observed(self, graph: Graph, samples: Sequence[Sample]) -> Iterator[tuple[str, Range]]:
+        """The FP32 range of each tensor on each of ``samples``."""
+        precision = self._problem.settings.precision
+        runner = EmulatedRunner(graph, precision, threads=self._threads)
+        self._rounds += 1
+        for number, sample in enumerate(samples):
+            self._context.observer.progress(number, len(samples), f"ranges, round {self._rounds}")
+            self._check_time()
+            inputs = ((n, a) for n, a in sample.arrays.items() if a.dtype == np.float32)
+            made = ((tensor, values) for _, tensor, values in runner.exact(sample, precision))
+            with suppress(RunnerFailedError):  # the model does not take inputs twice as large
+                for name, values in chain(inputs, made):
+                    if (observed := range_of(values)) is not None:
+                        yield name, observed
+
+    def _plan(self, graph: Graph) -> PrecisionPlan:
+        problem = self._problem
+        precision = problem.settings.precision
+        movers = list_movers(graph, precision).apart_from(_carried(graph, problem.kept_reduced))
+        return PrecisionPlan(precision, held=_carried(graph, problem.held_pins), movers=movers)
+
+    def _error(self, graph: Graph) -> Error:
+        """How wrong everything reduced is on given and perturbed inputs."""
+        if graph not in self._errors:
+            references = [self._context.references.of(sample) for sample in self._judged]
+            scores = list(self._scores(graph, self._judged, references))
+            self._errors[graph] = Error(sum(s > 1.0 for s in scores), max(scores))
+        return self._errors[graph]
+
+    def _scores(
+        self, graph: Graph, samples: Sequence[Sample], references: Sequence[Arrays]
+    ) -> Iterator[float]:
+        precision, requirements = self._problem.settings.precision, self._problem.requirements
+        runner, plan = EmulatedRunner(graph, precision, threads=self._threads), self._plan(graph)
+        for sample, reference in zip(samples, references, strict=True):
+            self._check_time()
+            try:
+                candidate = next(iter(runner.outputs(plan, [sample])))
+            except RunnerFailedError:  # such as an index that became NaN
+                yield math.inf
+            else:
+                yield requirements.judge(reference, candidate).score
+
+    def _headroom(self, graph: Graph, score: float) -> float:
+        """The largest factor on the inputs that the repaired graph takes.
+
+        At a larger one an output is not finite, or misses because a tensor leaves the range that
+        does not on the given inputs.
+        """
+        limit = max(1.0, 2.0 * score)
+        # The repaired graph's own FP32 is right where the original's may not be.
+        exact = Reference(graph, threads=self._threads)
+        found = 1.0
+        for factor in FACTORS:
+            samples = [_times(s, factor) for s in self._given[:RANGED_INPUTS]]
+            try:
+                references = [exact.outputs(s) for s in samples]
+            except RunnerFailedError:
+                break
+            scores = list(self._scores(graph, samples, references))
+            if math.isinf(max(scores)):
+                break
+            # A network that is sensitive to rounding is not to blame.
+            if max(scores) > limit and self._beyond(graph, samples) > self._beyond(graph):
+                break
+            found = factor
+        exact.release()
+        return found
+
+    def _change(self, graph: Graph) -> Change:
+        if graph not in self._changes:
+            probes = probes_of(self._given, self._perturbed)
+            self._changes[graph] = fp32_change(
+                self._problem.graph, graph, probes, self._threads, self._check_time
+            )
+        return self._changes[graph]
+
+
+def probes_of(given: Sequence[Sample], perturbed: Sequence[Sample]) -> Iterator[Sample]:
+    """The inputs of the FP32 proof: given, perturbed, scaled, with masks all on and all off."""
+    yield from given
+    yield from perturbed
+    for sample in evenly(given, RANGED_INPUTS):
+        yield from (_times(sample, factor) for factor in SCALES)
+        yield from _masked(sample)
+
+
+def fp32_change(
+    original: Graph,
+    edited: Graph,
+    samples: Iterable[Sample],
+    threads: int = 0,
+    before_each: Callable[[], None] = lambda: None,
+) -> Change:
+    """What ``edited`` changes of the FP32 outputs of ``original``, the worst of ``samples``.
+
+    FP32's noise is measured on the first few of them.
+
+    Samples that the original does not take are left out, as are those on which ``edited`` is the
+    nearer to double precision. One that only ``edited`` does not take is an infinite change.
+    """
+    exactly, newly = Reference(original, threads=threads), Reference(edited, threads=threads)
+    share, noise, where = 0.0, 0.0, ""
+    for number, sample in enumerate(samples):
+        before_each()
+        try:
+            exact = exactly.outputs(sample)
+        except RunnerFailedError:
+            continue
+        if number < RANGED_INPUTS:
+            written = with_unique_names(original.taking(sample.arrays).proto)
+            other = outputs_of(written, sample.arrays, sample.name, threads)
+            noise = max(noise, *(_moved(exact[n], other[n]) for n in exact))
+        try:
+            candidate = newly.outputs(sample)
+        except RunnerFailedError as error:
+            return Change(math.inf, noise, f"{sample.name} ({one_line(error)})")
+        moved = max(_moved(exact[n], candidate[n]) for n in exact)
+        if moved > max(MAX_CHANGE, share) and _is_nearer(original, sample, exact, candidate):
+            continue
+        if moved > share:
+            share, where = moved, sample.name
+    exactly.release()
+    newly.release()
+    return Change(share, noise, where)
+
+
+def _rules_of(found: Edited) -> list[Rule]:
+    made = {edit.rule for edit in found.edits}
+    return [rule for rule in PROPOSE if rule in made]
+
+
+def _taken_back(edits: Iterable[Edit], reason: str) -> list[Refusal]:
+    return [Refusal(edit.rule, edit.nodes, f"taken back: {reason}") for edit in edits]
+
+
+def _is_nearer(original: Graph, sample: Sample, exact: Arrays, candidate: Arrays) -> bool:
+    """Whether ``candidate`` is nearer to the original in double precision than ``exact`` is."""
+    try:
+        true = ReferenceEvaluator(in_double(original.taking(sample.arrays).proto)).run(
+            None,
+            {
+                name: array.astype(np.float64) if array.dtype == np.float32 else array
+                for name, array in sample.arrays.items()
+            },
+        )
+    except Exception:  # an operator that ONNX's evaluator lacks, or not in double precision
+        return False
+    names = [o.name for o in original.proto.graph.output]
+    return all(
+        _moved(array, candidate[name]) <= max(_moved(array, exact[name]), MAX_CHANGE)
+        for name, array in zip(names, map(np.asarray, true), strict=True)
+    )
+
+
+def _is_mask(array: np.ndarray) -> bool:
+    """Whether an input holds exactly two different values."""
+    return array.size > 1 and bool(array.min() != array.max()) and has_two_values(array)
+
+
+def _times(sample: Sample, factor: float) -> Sample:
+    """``sample`` with its float inputs scaled; masks of two values stay."""
+    arrays = {
+        name: array * array.dtype.type(factor)
+        if array.dtype.kind == "f" and not _is_mask(array)
+        else array
+        for name, array in sample.arrays.items()
+    }
+    return Sample(f"{sample.name} times {factor:g}", arrays, True)
+
+
+def _masked(sample: Sample) -> Iterator[Sample]:
+    """``sample`` with each input of two values all low, then all high."""
+    for name, array in sample.arrays.items():
+        if not _is_mask(array):
+            continue
+        for value in (array.min(), array.max()):
+            arrays = {**sample.arrays, name: np.full_like(array, value)}
+            yield Sample(f"{sample.name}, {name} all {value}", arrays, True)
+
+
+def _moved(exact: np.ndarray, candidate: np.ndarray) -> float:
+    """The largest difference over the largest value, where the original is finite."""
+    if exact.dtype.kind != "f":
+        return 0.0 if np.array_equal(exact, candidate) else math.inf
+    finite = np.isfinite(exact)
+    if exact.shape != candidate.shape or not np.isfinite(candidate[finite]).all():
+        return math.inf
+    size = float(np.abs(exact[finite]).max(initial=0.0))
+    error = float(np.abs(exact[finite].astype(np.float64) - candidate[finite]).max(initial=0.0))
+    return error / size if size else float(error > 0.0) and math.inf
