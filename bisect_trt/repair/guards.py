@@ -381,7 +381,10 @@ def _log_of_sum(wiring: Wiring, ranges: Ranges, index: int, summed: int, loud: b
     log = wiring.only_reader(total.output[0], "Log")
     spread = ranges.get(total.output[0])
     quiet = spread is not None and spread.median < VANISHES
-    require(loud or quiet or at_stake(ranges, total.output))
+    # Powers up to 1 become larger where the maximum is taken out.
+    powers = ranges.get(exp.output[0])
+    high = powers is not None and powers.largest > 1.0 and at_stake(ranges, total.output)
+    require(loud or quiet or high)
     axes = _axes(wiring, total)
     keepdims = int(attribute(total, "keepdims", 1))
     source, stem = exp.input[0], wiring.names[log]

@@ -442,6 +442,14 @@ def test_infinite_exponents_stay_infinite(opset: int, keepdims: int) -> None:
     assert repaired(model, [{"x": x}], propose_log_sum_exp) is not None
 
 
+def test_a_sum_that_is_large_by_its_length_is_edited_once() -> None:
+    b = GraphBuilder(31, opset=17)
+    total = b.op("ReduceSum", b.op("Exp", "x"), b.weight([1], np.int64))
+    b.rename_output(b.op("Log", total), "y")
+    model = b.model({"x": [2, 20000]}, {"y": [2, 1]})
+    repaired(model, [{"x": normal(32, 2, 20000, scale=0.01)}], propose_log_sum_exp)
+
+
 def test_a_model_that_cannot_be_raised_is_left_alone() -> None:
     b = GraphBuilder(29, opset=11)
     centred = b.op("Sub", "x", b.op("ReduceMean", "x", axes=[-1], keepdims=1))
