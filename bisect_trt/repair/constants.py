@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -56,6 +54,7 @@ def _fold(wiring: Wiring, ranges: Ranges, index: int) -> Edit:
     source, result = node.input[0], node.output[0]
     near = at_stake(ranges, (source, result))
     require(near or _is_extreme(variance) or _is_extreme(mean) or _has_tiny_weights(wiring, source))
+    require(scale.ndim == 1)  # before opset 9 there may be one for each place
     a = scale / np.sqrt(variance + epsilon)
     b = bias - a * mean
     before = Changed(node.input[4], size_words(variance), "folded")
@@ -100,7 +99,7 @@ def _into_maker(wiring: Wiring, index: int, a: Array, b: Array, before: Changed)
         require(wiring.is_inner(product))
         maker = wiring.made_by(product, "MatMul")
         offset = np.asarray(wiring.constants[constant], np.float64)
-        require(offset.size in (1, a.size))
+        require(_is_row(offset, a.size))
         b = b + a * offset.ravel()
     matrix = wiring.nodes[maker]
     require(matrix.input[1] in wiring.constants)
@@ -161,9 +160,14 @@ def _bias(wiring: Wiring, matrix: onnx.NodeProto, channels: int) -> Array:
         return np.zeros(channels)
     require(matrix.input[2] in wiring.constants)
     found = np.asarray(wiring.constants[matrix.input[2]], np.float64)
-    require(found.size in (1, channels) and (found.ndim < 2 or found.shape[-1] == found.size))
+    require(_is_row(found, channels))
     beta = float(attribute(matrix, "beta", 1.0)) if matrix.op_type == "Gemm" else 1.0
     return np.broadcast_to(found.ravel() * beta, (channels,))
+
+
+def _is_row(bias: Array, channels: int) -> bool:
+    """Whether a bias has one value, or one for each of the last axis."""
+    return bias.size in (1, channels) and (bias.ndim < 2 or bias.shape[-1] == bias.size)
 
 
 def _forget(node: onnx.NodeProto, name: str) -> None:
@@ -295,6 +299,8 @@ def _cancelled(wiring: Wiring, norm: onnx.NodeProto, node: onnx.NodeProto, bias:
     return np.full_like(bias, bias.mean())
 
 
+_LARGEST, _SMALLEST_NORMAL = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+
 PASSES = ("AveragePool", "GlobalAveragePool", "ReduceMean", "Reshape", "Transpose", "Flatten")
 """Linear operators without constants, which a factor may pass."""
 
@@ -326,7 +332,7 @@ def _through(wiring: Wiring, ranges: Ranges, index: int) -> Edit:
     last = wiring.nodes[reader]
     require(last.input[0] == tensor or last.op_type == "Mul")
     joined = factor * _factor(wiring, reader)
-    require(math.isfinite(joined) and joined != 0 and at_stake(ranges, tensors))
+    require(_SMALLEST_NORMAL <= abs(joined) <= _LARGEST and at_stake(ranges, tensors))
     source, _ = wiring.with_constant(index)
     name = wiring.fresh(f"{last.name}__joined")
     new = copied(last, [wiring.names[index]])

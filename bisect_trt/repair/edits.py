@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
+from bisect_trt.model.precision_rules import FLOAT, is_standard
 from bisect_trt.model.walk import (
     captured_names,
     every_node,
@@ -59,13 +60,14 @@ class Range:
     """What FP32 showed of a tensor: absolute values, without zeros.
 
     ``median`` is the smallest of the medians that single inputs have. ``reach`` is what there must
-    be room for: inputs twice as large.
+    be room for: inputs twice as large. ``positive`` says whether a value was above 0.
     """
 
     largest: float
     median: float
     smallest: float
     reach: float
+    positive: bool
 
     def joined(self, other: Range) -> Range:
         """The range on the inputs of both."""
@@ -74,6 +76,7 @@ class Range:
             median=min(self.median, other.median),
             smallest=min(self.smallest, other.smallest),
             reach=max(self.reach, other.reach),
+            positive=self.positive or other.positive,
         )
 
 
@@ -325,7 +328,10 @@ def searched(graph: Graph, ranges: Ranges, rule: Rule, find: Finder) -> Proposal
     """The edits that ``find`` proposes anywhere in ``graph``, and the refusals with a reason."""
     wiring = Wiring(graph)
     edits, refusals = list[Edit](), list[Refusal]()
-    for index in range(len(wiring.nodes)):
+    for index, node in enumerate(wiring.nodes):
+        # Constants that rules write are FP32.
+        if not is_standard(node) or graph.types.type_of(node.output[0]) != FLOAT:
+            continue
         try:
             edits.append(find(wiring, ranges, index))
         except NoMatchError as error:

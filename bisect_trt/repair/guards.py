@@ -54,7 +54,10 @@ def _mask(wiring: Wiring, ranges: Ranges, index: int) -> Edit:
     require(node.op_type == "Add" and _ends_in_softmax(wiring, node.output[0]))
     scores, mask, lowest = _sides(wiring, ranges, node)
     require(lowest < -LARGEST_FP16 / HEADROOM)
+    require(wiring.graph.opset >= _HAS_WHERE, f"Where needs opset {_HAS_WHERE}")
     largest = ranges[scores].largest if scores in ranges else 0.0
+    if scores in wiring.constants:
+        largest = float(np.abs(wiring.constants[scores]).max(initial=0.0))
     with np.errstate(over="ignore"):  # of the largest number there is
         limit = min(float(np.spacing(np.float32(-lowest))) / 2, LARGEST_SCORE)
     require(
@@ -126,8 +129,9 @@ def _chooser(wiring: Wiring, ranges: Ranges, mask: str, lowest: float) -> Choose
     if index >= 0 and wiring.nodes[index].op_type == "Mul":
         # In FP16 the product of 0 and the lowest is NaN, so that the other factor is compared.
         source, constant = wiring.with_constant(index)
-        require(wiring.scalar(constant) == np.float32(lowest), "the mask is more than a product")
-        operator, bound = "Greater", 0.5
+        factor = wiring.scalar(constant)
+        require(abs(factor) == -np.float32(lowest), "the mask is more than a product")
+        operator, bound = ("Greater", 0.5) if factor < 0 else ("Less", -0.5)
     limit, result = wiring.fresh(f"{mask}__limit"), wiring.fresh(f"{mask}__masks")
     name = wiring.fresh(f"{result}__{operator}")
     wiring.shared[mask] = result
@@ -140,6 +144,7 @@ def _check_two_values(wiring: Wiring, ranges: Ranges, mask: str, lowest: float) 
     found = ranges.get(mask)
     several = "the mask has values beside 0 and its lowest"
     require(found is not None and found.smallest == found.largest, several)
+    require(not ranges[mask].positive, several)
     index = wiring.maker.get(mask, -1)
     if index < 0:
         return
@@ -174,7 +179,7 @@ def _epsilon(wiring: Wiring, ranges: Ranges, index: int) -> Edit:
     node = wiring.nodes[index]
     if node.op_type == "Add":
         return _added_epsilon(wiring, index)
-    require(node.op_type in ("Clip", "Max"))
+    require(node.op_type in ("Clip", "Max") and wiring.graph.opset >= _HAS_WHERE)
     if node.op_type == "Max":
         norm, constant = wiring.with_constant(index)
         epsilon = wiring.scalar(constant)
@@ -214,7 +219,7 @@ def _added_epsilon(wiring: Wiring, index: int) -> Edit:
     """Guards what divides by a sum with a vanishing epsilon, or by its root."""
     _, constant = wiring.with_constant(index)
     epsilon = wiring.scalar(constant)
-    require(0 < epsilon < 2 * SMALLEST_FP16)
+    require(0 < epsilon < 2 * SMALLEST_FP16 and wiring.graph.opset >= _EQUAL_TAKES_FLOATS)
     last = index
     if all(
         wiring.nodes[r].op_type == "Sqrt" for r in wiring.readers.get(_output(wiring, index), [])
@@ -318,6 +323,8 @@ def _softplus(wiring: Wiring, index: int, add: int, loud: bool) -> Edit:
     exp = wiring.nodes[index]
     _, constant = wiring.with_constant(add)
     require(wiring.scalar(constant) == 1.0 and loud)
+    rank = wiring.graph.types.ranks.get(exp.output[0], 0)
+    require(wiring.constants[constant].ndim <= rank)
     log = wiring.only_reader(wiring.nodes[add].output[0], "Log")
     new = helper.make_node("Softplus", [exp.input[0]], [wiring.nodes[log].output[0]])
     new.name = wiring.names[log]
@@ -337,7 +344,7 @@ def _axes(wiring: Wiring, node: onnx.NodeProto) -> tuple[int, ...]:
     if axes is None and len(node.input) > 1 and node.input[1]:
         require(node.input[1] in wiring.constants)
         axes = wiring.constants[node.input[1]].ravel().tolist()
-    if axes is None:
+    if axes is None or not len(axes):  # all, or none
         raise NoMatchError
     return tuple(int(a) for a in axes)
 
@@ -374,41 +381,52 @@ def _log_of_sum(wiring: Wiring, ranges: Ranges, index: int, summed: int, loud: b
     log = wiring.only_reader(total.output[0], "Log")
     spread = ranges.get(total.output[0])
     quiet = spread is not None and spread.median < VANISHES
-    require(loud or quiet or at_stake(ranges, total.output))
+    # Powers up to 1 become larger where the maximum is taken out.
+    powers = ranges.get(exp.output[0])
+    high = powers is not None and powers.largest > 1.0 and at_stake(ranges, total.output)
+    require(loud or quiet or high)
     axes = _axes(wiring, total)
     keepdims = int(attribute(total, "keepdims", 1))
     source, stem = exp.input[0], wiring.names[log]
 
-    def largest(keep: int) -> onnx.NodeProto:
-        result = wiring.fresh(f"{source}__max")
-        reduce = helper.make_node(
-            "ReduceMax", [source], [result], wiring.fresh(f"{stem}__ReduceMax"), keepdims=keep
-        )
-        if wiring.graph.opset >= _AXES_ARE_INPUTS:
-            reduce.input.append(axes_name)
-        else:
-            reduce.attribute.append(helper.make_attribute("axes", list(axes)))
-        return reduce
+    constants: dict[str, NDArray[Any]] = {}
 
-    axes_name = wiring.fresh(f"{stem}__axes")
+    def input_or_attribute(
+        node: onnx.NodeProto, name: str, values: NDArray[Any], first: int
+    ) -> None:
+        if wiring.graph.opset < first:
+            node.attribute.append(helper.make_attribute(name, values.tolist()))
+            return
+        node.input.append(wiring.fresh(f"{node.name}__{name}"))
+        constants[node.input[-1]] = values
+
+    def largest(keep: int) -> tuple[onnx.NodeProto, onnx.NodeProto]:
+        result, finite = wiring.fresh(f"{source}__max"), wiring.fresh(f"{source}__finite")
+        name = wiring.fresh(f"{stem}__ReduceMax")
+        reduce = helper.make_node("ReduceMax", [source], [result], name, keepdims=keep)
+        input_or_attribute(reduce, "axes", np.array(axes, np.int64), _AXES_ARE_INPUTS)
+        # Where all is -inf, the difference from the maximum were NaN.
+        clip = helper.make_node("Clip", [result], [finite], wiring.fresh(f"{stem}__Clip"))
+        for bound, value in (("min", -LARGEST_FP16), ("max", LARGEST_FP16)):
+            input_or_attribute(clip, bound, np.array(value, np.float32), _CLIP_TAKES_INPUTS)
+        return reduce, clip
+
     inner = largest(1)
     outer = inner if keepdims else largest(0)
     below = wiring.fresh(f"{source}__below")
-    sub = helper.make_node("Sub", [source, inner.output[0]], [below], wiring.fresh(f"{stem}__Sub"))
+    name = wiring.fresh(f"{stem}__Sub")
+    sub = helper.make_node("Sub", [source, inner[-1].output[0]], [below], name)
     new_exp, new_log = copied(exp), copied(wiring.nodes[log])
     new_exp.input[0] = below
     new_log.output[0] = wiring.fresh(f"{new_log.output[0]}__below")
     add = helper.make_node(
         "Add",
-        [new_log.output[0], outer.output[0]],
+        [new_log.output[0], outer[-1].output[0]],
         [wiring.nodes[log].output[0]],
         wiring.fresh(f"{stem}__Add"),
     )
     note_origins(add, [stem])
-    maxima = (inner,) if keepdims else (inner, outer)
-    constants: dict[str, NDArray[Any]] = {}
-    if inner.input[1:]:
-        constants[axes_name] = np.array(axes, np.int64)
+    maxima = inner if keepdims else (*inner, *outer)
     return Edit(
         rule=Rule.LOG_SUM_EXP,
         nodes=tuple(wiring.names[i] for i in (index, summed, log)),
@@ -466,6 +484,15 @@ def _log_softmax(wiring: Wiring, ranges: Ranges, index: int) -> Edit:
         constants=constants,
     )
 
+
+_HAS_WHERE = 9
+"""The opset that introduced Where."""
+
+_EQUAL_TAKES_FLOATS = 11
+"""The opset from which on Equal compares floats."""
+
+_CLIP_TAKES_INPUTS = 11
+"""The opset from which on Clip takes its bounds as inputs."""
 
 _AXES_ARE_INPUTS = 18
 """The opset from which on ReduceMax takes its axes as an input."""

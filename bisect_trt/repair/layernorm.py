@@ -83,7 +83,7 @@ class _Finder:
         require(source in self._ranks)
         rank = self._ranks[source]
         axes = self._axes(first_mean, rank)
-        require(axes == self._axes(mean_of_squares, rank))
+        require(axes == self._axes(mean_of_squares, rank) and epsilon.ndim <= rank)
         inner = [first_mean, subtraction, square, mean_of_squares, add, root]
         # No other node may read what the operator no longer gives.
         for index in inner:
@@ -136,7 +136,7 @@ class _Finder:
         if axes is None or attribute(node, "keepdims", 1) != 1:
             raise NoMatchError
         found = tuple(sorted(int(a) % rank for a in axes))
-        trailing = found == tuple(range(rank - len(found), rank)) and len(found) < rank
+        trailing = found == tuple(range(rank - len(found), rank)) and 0 < len(found) < rank
         # Channels of NCHW are transposed to the end; the operator normalises trailing axes only.
         require(trailing or (found == (1,) and rank == 4))
         return found

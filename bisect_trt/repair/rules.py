@@ -64,6 +64,9 @@ def rules_of(text: str) -> tuple[Rule, ...]:
 MAX_ROUNDS = 8
 """How often a rule may be applied: folding one BatchNorm can make room for the next."""
 
+MAX_SCALE_ROUNDS = 2
+"""How often *scale* may be, whose rounds take up to a minute each in a large network."""
+
 
 @dataclass(frozen=True)
 class Edited:
@@ -79,19 +82,19 @@ class Edited:
 
 
 def edited(graph: Graph, rules: Collection[Rule], measure: Callable[[Graph], Ranges]) -> Edited:
-    """``graph`` after every edit that ``rules`` propose; ``measure`` gives FP32 ranges.
-
-    Raises:
-        BadInputError: ONNX's converter cannot raise the graph to the opset of a rule's operator.
-    """
+    """``graph`` after every edit that ``rules`` propose; ``measure`` gives FP32 ranges."""
     edits, refusals = list[Edit](), list[Refusal]()
     ranges = measure(graph)
     for rule in (r for r in PROPOSE if r in rules):
-        for _ in range(MAX_ROUNDS):
+        for _ in range(MAX_SCALE_ROUNDS if rule is Rule.SCALE else MAX_ROUNDS):
             found, refused = PROPOSE[rule](graph, ranges)
             if found and rule is Rule.LAYERNORM and graph.opset < HAS_LAYER_NORMALIZATION:
-                graph = graph.raised(HAS_LAYER_NORMALIZATION)
-                found, refused = PROPOSE[rule](graph, ranges)
+                try:
+                    raised = graph.raised(HAS_LAYER_NORMALIZATION)
+                except BadInputError as error:
+                    refusals += (Refusal(rule, e.nodes, str(error)) for e in found)
+                    break
+                graph, (found, refused) = raised, PROPOSE[rule](raised, ranges)
             refusals += (r for r in refused if r not in refusals)
             if not found:
                 break

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import highspy
 import numpy as np
@@ -154,19 +155,18 @@ class _Builder:
         self._types = wiring.graph.types
         self._of_constants: dict[str, Range | None] = {}
         self.problem = _Problem()
-        initialised = set(wiring.constants)
-        for value in wiring.graph.proto.graph.input:
-            if value.name not in initialised and self._is_float(value.name):
-                self.problem.fixed.add(self._tensor(value.name))
         for index, node in enumerate(wiring.nodes):
             self._node(index, node)
         for place, name in enumerate(wiring.graph.outputs):
             if self._is_float(name) and name not in wiring.constants:
                 self.problem.fixed.add(self._slot(-1, place, name))
+        # Inputs, and sparse initialisers.
+        tensors = self.problem.tensors
+        self.problem.fixed.update(v for n, v in tensors.items() if n not in wiring.maker)
         # What token ids look up is perturbed for tests, in the original's values.
         looked_up = {lookup.tensor for lookup in wiring.graph.lookups}
-        for name in (wiring.captured | looked_up) & self.problem.tensors.keys():
-            self.problem.fixed.add(self.problem.tensors[name])
+        for name in (wiring.captured | looked_up) & tensors.keys():
+            self.problem.fixed.add(tensors[name])
 
     def _is_float(self, name: str) -> bool:
         return bool(name) and self._types.type_of(name) == FLOAT
@@ -222,7 +222,7 @@ class _Builder:
     ) -> bool | None:
         """Adds the equations of ``node``; None where it has no rule, so that all are 0."""
         p, op = self.problem, node.op_type
-        if not is_standard(node):
+        if not is_standard(node) or attribute(node, "reduction") == b"mul":
             return None
         if op in EQUAL:
             if op in FIRST_ONLY:
@@ -312,6 +312,7 @@ def range_of(array: NDArray[np.float32]) -> Range | None:
         median=float(np.partition(sampled, middle)[middle]),
         smallest=float(values.min()),
         reach=HEADROOM * float(values.max()),
+        positive=bool((array > 0).any()),
     )
 
 
@@ -409,7 +410,10 @@ def _solve(problem: _Problem, seconds: float) -> NDArray[np.int64] | None:
     bound = float(MAX_EXPONENT)
     for number in range(len(problem.ranges)):
         limit = 0.0 if number in problem.fixed else bound
-        program.column(0.0, -limit, limit, whole=True)
+        observed, upper = problem.ranges[number], limit
+        if observed is not None and problem.constant[number]:  # it is to stay finite
+            upper = min(limit, 128.0 - math.frexp(observed.largest)[1])
+        program.column(0.0, -limit, upper, whole=True)
     inserted = {}
     for edge, tensor in problem.edges:
         inserted[edge] = program.column(MUL_COST, 0.0, 1.0, whole=True)
@@ -662,7 +666,7 @@ class _Writer:
         key = (name, exponent)
         if key not in self._constants:
             array = np.asarray(self._wiring.constants[name])
-            scaled = np.ldexp(array.astype(np.float64), exponent).astype(np.float32)
+            scaled = _times_power(array, exponent)
             self._constants[key] = self._wiring.fresh(f"{name}__x2^{exponent}")
             self._arrays[self._constants[key]] = scaled
             words = Changed(name, size_words(array), size_words(scaled))
@@ -705,10 +709,9 @@ class _Writer:
             )
             self._changed.setdefault(index, []).append(words)
             return True
-        names = {"Clip": ("min", "max"), "Pad": ("value",)}.get(node.op_type, ())
-        found = [n for n in names if attribute(node, n) is not None]
+        found = [n for n in _VALUES.get(node.op_type, ()) if attribute(node, n) is not None]
         for name in found:
-            _set(node, name, attribute(node, name) * 2.0**first)
+            _set(node, name, float(_times_power(attribute(node, name), first)))
         return bool(found)
 
     def _input_exponent(self, index: int) -> int:
@@ -718,6 +721,17 @@ class _Writer:
             return 0
         number = self._problem.slots.get((index, 0), self._problem.tensors.get(node.input[0], -1))
         return self._at(number) if number >= 0 else 0
+
+
+_VALUES = {"Clip": ("min", "max"), "Pad": ("value",), "Resize": ("extrapolation_value",)}
+"""The attributes that scale with what a node reads."""
+
+
+def _times_power(values: Any, exponent: int) -> NDArray[np.float32]:
+    """``values`` times 2^exponent; a bound that leaves FP32's range becomes its largest number."""
+    wide = np.ldexp(np.asarray(values, np.float64), exponent)
+    limit = float(np.finfo(np.float32).max)
+    return np.where(np.isfinite(wide), np.clip(wide, -limit, limit), wide).astype(np.float32)
 
 
 def _set(node: onnx.NodeProto, name: str, value: float) -> None:

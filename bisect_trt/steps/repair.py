@@ -516,6 +516,8 @@ def _moved(exact: np.ndarray, candidate: np.ndarray) -> float:
     finite = np.isfinite(exact)
     if exact.shape != candidate.shape or not np.isfinite(candidate[finite]).all():
         return math.inf
+    if np.isnan(candidate[~np.isnan(exact)]).any():  # an infinity may become a number, not NaN
+        return math.inf
     size = float(np.abs(exact[finite]).max(initial=0.0))
     error = float(np.abs(exact[finite].astype(np.float64) - candidate[finite]).max(initial=0.0))
     return error / size if size else float(error > 0.0) and math.inf

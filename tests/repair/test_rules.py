@@ -16,7 +16,7 @@ from bisect_trt.repair.constants import (
     propose_fold_bn,
     propose_shift_to_norm,
 )
-from bisect_trt.repair.edits import Proposal, Ranges, applied, origins_of
+from bisect_trt.repair.edits import Proposal, Ranges, Rule, applied, origins_of
 from bisect_trt.repair.guards import propose_epsilon, propose_log_sum_exp, propose_mask
 from bisect_trt.repair.rules import PROPOSE, edited
 from fixtures.build import GraphBuilder
@@ -314,3 +314,150 @@ def test_layernorm_written_out_becomes_one_operator(opset: int) -> None:
     assert node.op_type == "LayerNormalization"
     assert len(origins_of(node)) == 9
     np.testing.assert_allclose(run(found.graph.proto, feed)["y"], run(model, feed)["y"], atol=1e-6)
+
+
+def per_place(b: GraphBuilder) -> str:
+    """A BatchNormalization of each place, as before opset 9."""
+    parts = (b.weight(np.full((4, 8, 8), value)) for value in (1.0, 2.0, 3.0, 1e8))
+    return str(b.op("BatchNormalization", "x", *parts, spatial=0))
+
+
+def in_double(b: GraphBuilder) -> str:
+    parts = (b.weight(np.full(4, value), np.float64) for value in (1.0, 2.0, 3.0, 1e8))
+    y = b.op("BatchNormalization", b.op("Cast", "x", to=11), *parts)
+    return str(b.op("Cast", y, to=1))
+
+
+def bias_of_rows(b: GraphBuilder) -> str:
+    rows = b.op("ReduceMax", "x", axes=[2, 3], keepdims=0)
+    product = b.op("MatMul", rows, b.normal(4, 2))
+    return batch_norm(b, b.op("Add", product, b.normal(2, 1, scale=1e4)), 2, 1e8)
+
+
+def masked_in_double(b: GraphBuilder) -> str:
+    mask = b.weight(np.triu(np.full((8, 8), -1e9), 1), np.float64)
+    y = b.op("Softmax", b.op("Add", b.op("Cast", "x", to=11), mask), axis=3)
+    return str(b.op("Cast", y, to=1))
+
+
+def masked_without_where(b: GraphBuilder) -> str:
+    mask = b.weight(np.triu(np.full((8, 8), -1e9), 1))
+    return str(b.op("Softmax", b.op("Add", "x", mask), axis=3))
+
+
+def divided(b: GraphBuilder) -> str:
+    size = b.op("ReduceL2", "x", axes=[3], keepdims=1)
+    clipped = b.op("Clip", size, min=1e-12)
+    return str(b.op("Add", b.op("Div", "x", clipped), b.op("Div", "x", added(b, size))))
+
+
+def added(b: GraphBuilder, size: str) -> str:
+    return str(b.op("Add", size, b.weight(1e-12)))
+
+
+def softplus_of_higher_rank(b: GraphBuilder) -> str:
+    one, exp = b.weight(np.ones((1, 1, 1, 1, 1))), b.op("Exp", b.op("Mul", "x", b.weight(8.0)))
+    return str(b.op("Squeeze", b.op("Log", b.op("Add", exp, one)), b.weight([0], np.int64)))
+
+
+def sum_of_nothing(b: GraphBuilder) -> str:
+    exp = b.op("Exp", b.op("Mul", "x", b.weight(8.0)))
+    none = b.weight([], np.int64)
+    return str(b.op("Log", b.op("ReduceSum", exp, none, noop_with_empty_axes=1)))
+
+
+def factors_beyond(b: GraphBuilder) -> str:
+    small = b.op("Mul", "x", b.weight(1e-30))
+    return str(b.op("Mul", b.op("Mul", b.op("Abs", small), b.weight(1e36)), b.weight(1e30)))
+
+
+def epsilon_of_higher_rank(b: GraphBuilder) -> str:
+    centred = b.op("Sub", "x", b.op("ReduceMean", "x", axes=[-1], keepdims=1))
+    variance = b.op("ReduceMean", b.op("Mul", centred, centred), axes=[-1], keepdims=1)
+    root = b.op("Sqrt", b.op("Add", variance, b.weight(np.full([1] * 5, 1e-5))))
+    y = b.op("Mul", b.op("Div", centred, root), b.normal(8))
+    return str(b.op("Squeeze", y, b.weight([0], np.int64)))
+
+
+NEAR_MISSES = [
+    (Rule.FOLD_BN, 8, per_place),
+    (Rule.FOLD_BN, 13, in_double),
+    (Rule.FOLD_BN, 13, bias_of_rows),
+    (Rule.MASK, 13, masked_in_double),
+    (Rule.MASK, 8, masked_without_where),
+    (Rule.EPSILON, 8, divided),
+    (Rule.EPSILON, 10, divided),
+    (Rule.LOG_SUM_EXP, 13, softplus_of_higher_rank),
+    (Rule.LOG_SUM_EXP, 13, sum_of_nothing),
+    (Rule.CONST_THROUGH, 13, factors_beyond),
+    (Rule.LAYERNORM, 17, epsilon_of_higher_rank),
+]
+
+
+@pytest.mark.parametrize("rule,opset,make", NEAR_MISSES)
+def test_a_near_miss_changes_nothing(
+    rule: Rule, opset: int, make: Callable[[GraphBuilder], str]
+) -> None:
+    b = GraphBuilder(22, opset=opset)
+    b.rename_output(make(b), "y")
+    rank = 2 if make is bias_of_rows else 4
+    model = b.model({"x": [2, 4, 8, 8]}, {"y": [None] * rank})
+    repaired(model, [{"x": normal(23, 2, 4, 8, 8)}], PROPOSE[rule])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_a_factor_of_either_sign_masks(sign: float, shift: float) -> None:
+    """(m - 1) 1e9 and m (-1e9) are masks, the others are not."""
+    b = GraphBuilder(24, opset=17)
+    mask = b.op("Mul", b.op("Sub", "m", b.weight(shift)), b.weight(sign * 1e9))
+    b.rename_output(b.op("Softmax", b.op("Add", "x", mask), axis=-1), "y")
+    model = b.model({"x": [4, 8], "m": [8]}, {"y": [4, 8]})
+    feed = {"x": normal(25, 4, 8), "m": np.arange(8, dtype=np.float32) // 4}
+    masks = (sign > 0) == (shift > 0)
+    assert (repaired(model, [feed], propose_mask) is not None) == masks
+
+
+def test_constant_scores_that_a_full_mask_shows_are_refused() -> None:
+    b = GraphBuilder(26, opset=17)
+    mask = b.op("Mul", "m", b.weight(-1e9))
+    scores = b.normal(5, 5, scale=100.0)
+    b.rename_output(b.op("Softmax", b.op("Add", scores, mask), axis=-1), "y")
+    model = b.model({"m": [5, 5]}, {"y": [5, 5]})
+    feeds: list[Feed] = [{"m": np.eye(5, dtype=np.float32)}, {"m": np.ones((5, 5), np.float32)}]
+    assert repaired(model, feeds, propose_mask) is None
+
+
+@pytest.mark.parametrize("opset", [10, 13, 18])
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_infinite_exponents_stay_infinite(opset: int, keepdims: int) -> None:
+    b = GraphBuilder(27, opset=opset)
+    axes: Any = {} if opset >= 13 else {"axes": [1]}
+    ins = [b.weight([1], np.int64)] if opset >= 13 else []
+    total = b.op("ReduceSum", b.op("Exp", "x"), *ins, keepdims=keepdims, **axes)
+    b.rename_output(b.op("Log", total), "y")
+    model = b.model({"x": [4, 8]}, {"y": [4, 1] if keepdims else [4]})
+    x = normal(28, 4, 8, scale=8.0) + 12
+    x[1], x[2, 3], x[3, 0] = -np.inf, -np.inf, np.inf
+    assert repaired(model, [{"x": x}], propose_log_sum_exp) is not None
+
+
+def test_a_sum_that_is_large_by_its_length_is_edited_once() -> None:
+    b = GraphBuilder(31, opset=17)
+    total = b.op("ReduceSum", b.op("Exp", "x"), b.weight([1], np.int64))
+    b.rename_output(b.op("Log", total), "y")
+    model = b.model({"x": [2, 20000]}, {"y": [2, 1]})
+    repaired(model, [{"x": normal(32, 2, 20000, scale=0.01)}], propose_log_sum_exp)
+
+
+def test_a_model_that_cannot_be_raised_is_left_alone() -> None:
+    b = GraphBuilder(29, opset=11)
+    centred = b.op("Sub", "x", b.op("ReduceMean", "x", axes=[-1], keepdims=1))
+    variance = b.op("ReduceMean", b.op("Mul", centred, centred), axes=[-1], keepdims=1)
+    y = b.op("Div", centred, b.op("Sqrt", b.op("Add", variance, b.weight(1e-5))))
+    b.rename_output(b.op("Hardmax", b.op("Mul", y, b.normal(8))), "y")
+    model = b.model({"x": [4, 8]}, {"y": [4, 8]})
+    graph = graph_of(model)
+    found = edited(graph, [Rule.LAYERNORM], lambda g: ranges_of(g, [{"x": normal(30, 4, 8)}]))
+    assert found.graph is graph and not found.edits
+    assert "Hardmax" in found.refusals[0].reason
