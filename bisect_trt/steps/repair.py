@@ -32,8 +32,8 @@ from bisect_trt.repair.edits import (
     beginning,
     origins_of,
 )
+from bisect_trt.repair.exponents import range_of
 from bisect_trt.repair.rules import PROPOSE, Edited, edited
-from bisect_trt.repair.scale import range_of
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.reference import Reference, outputs_of
 from bisect_trt.steps.context import Context

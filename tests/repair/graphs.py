@@ -16,7 +16,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.graph import to_emulated
 from bisect_trt.model.graph import Graph
 from bisect_trt.repair.edits import Range, Ranges, beginning
-from bisect_trt.repair.scale import range_of
+from bisect_trt.repair.exponents import range_of
 from fixtures.build import GraphBuilder
 
 Arrays = Mapping[str, NDArray[Any]]
