@@ -102,6 +102,7 @@ class ExponentProblem:
     edges: list[tuple[int, int]] = field(default_factory=list)
 
     def variable(self, observed: Range | None, *, constant: bool = False) -> int:
+        """Adds an exponent, of a tensor or constant with the range ``observed``."""
         self.ranges.append(observed)
         self.constant.append(constant)
         return len(self.ranges) - 1
@@ -114,10 +115,12 @@ class ExponentProblem:
         self.edges.append((behind, zero))
 
     def equal(self, *variables: int) -> None:
+        """Makes exponents equal."""
         for other in variables[1:]:
             self.equation({variables[0]: 1}, {other: -1})
 
     def equation(self, *terms: Mapping[int, float]) -> None:
+        """Makes the sum of all ``terms`` 0; a variable may stand in several."""
         total: dict[int, float] = {}
         for part in terms:
             for variable, factor in part.items():
