@@ -153,9 +153,21 @@ def _without_numbers(
     high: float = math.nan,
     ref_nonfinite: int = 0,
 ) -> TensorError:
-    nan = math.nan
-    numbers = (nan, nan, nan, nan, nan, nan, nan, nan)
-    return TensorError(*numbers, nonfinite, elements, low, high, ref_nonfinite)
+    return TensorError(
+        max_abs=math.nan,
+        mean_abs=math.nan,
+        median_abs=math.nan,
+        rmse=math.nan,
+        rel_range=math.nan,
+        cosine=math.nan,
+        snr_db=math.nan,
+        psnr_db=math.nan,
+        nonfinite=nonfinite,
+        elements=elements,
+        ref_min=low,
+        ref_max=high,
+        ref_nonfinite=ref_nonfinite,
+    )
 
 
 def _lost_integers(reference: NDArray[Any], candidate: NDArray[Any]) -> int:
