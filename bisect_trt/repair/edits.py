@@ -19,7 +19,6 @@ from bisect_trt.model.precision_rules import FLOAT, is_standard
 from bisect_trt.model.walk import (
     captured_names,
     every_node,
-    opset_of,
     remove_initialisers,
     replace_nodes,
     tensor_names,
@@ -303,11 +302,6 @@ def size_words(array: NDArray[Any]) -> str:
         return f"{float(np.asarray(array).ravel()[0]):.4g}"
     finite = values[np.isfinite(values)]
     return f"{values.size} values up to {finite.max() if finite.size else np.inf:.4g}"
-
-
-def opset(graph: Graph) -> int:
-    """The version of the standard operators."""
-    return opset_of(graph.proto)
 
 
 def not_overlapping(edits: Iterable[Edit]) -> tuple[Edit, ...]:

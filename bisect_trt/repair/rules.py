@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import onnx
+
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.opsets import HAS_LAYER_NORMALIZATION
@@ -13,7 +15,15 @@ from bisect_trt.repair.constants import (
     propose_fold_bn,
     propose_shift_to_norm,
 )
-from bisect_trt.repair.edits import Edit, Proposal, Ranges, Refusal, Rule, applied
+from bisect_trt.repair.edits import (
+    Edit,
+    Proposal,
+    Ranges,
+    Refusal,
+    Rule,
+    applied,
+    beginning,
+)
 from bisect_trt.repair.guards import propose_epsilon, propose_log_sum_exp, propose_mask
 from bisect_trt.repair.layernorm import propose_layernorm
 from bisect_trt.repair.scale import propose_scale
@@ -102,3 +112,17 @@ def edited(graph: Graph, rules: Collection[Rule], measure: Callable[[Graph], Ran
             edits += found
             ranges = measure(graph)
     return Edited(graph, ranges, tuple(edits), tuple(refusals))
+
+
+def fuse_layernorm(model: onnx.ModelProto) -> Graph:
+    """``model`` with each written-out LayerNorm as one operator, whether it helps or not.
+
+    Raises:
+        BadInputError: none matches, or the model cannot be raised to the operator's opset.
+    """
+    found = edited(beginning(Graph(model)), (Rule.LAYERNORM,), lambda _: {})
+    if not found.edits:
+        reasons = [refusal.reason for refusal in found.refusals]
+        nothing = "no LayerNorm in primitive operators matches exactly; nothing is rewritten"
+        raise BadInputError(f"--rewrite layernorm: {(reasons or [nothing])[0]}")
+    return found.graph

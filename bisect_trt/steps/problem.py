@@ -36,7 +36,6 @@ from bisect_trt.metrics.user_metric import UserMetric
 from bisect_trt.model.cautions import cautions, doubles, refuse_unsupported
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import input_specs, length_axes
-from bisect_trt.model.layernorm import Fused, fuse_layernorm
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.lifted import Lifted, SourceModel, load_source
 from bisect_trt.model.load import LoadedModel
@@ -50,6 +49,8 @@ from bisect_trt.model.outputs import (
 )
 from bisect_trt.model.precision_rules import FLOATS
 from bisect_trt.model.roundings import list_movers
+from bisect_trt.repair.edits import origins_of
+from bisect_trt.repair.rules import fuse_layernorm
 from bisect_trt.runners.ort_session import reference_session, run_all
 from bisect_trt.runners.reference import Lookups, Reference
 from bisect_trt.runners.tensorrt.profile import profile_of
@@ -62,14 +63,14 @@ MAX_REWRITE_ERROR = 1e-6
 """Of an output's largest value, in FP32."""
 
 
-def rewritten(model: onnx.ModelProto, samples: Sequence[Sample], name: str) -> Fused:
+def rewritten(model: onnx.ModelProto, samples: Sequence[Sample], name: str) -> Graph:
     """``model`` after a rewrite, checked on the inputs.
 
     Raises:
         BadInputError: nothing matches, or an output moves by more than :data:`MAX_REWRITE_ERROR`.
     """
     fused = {"layernorm": fuse_layernorm}[name](model)
-    sessions = [reference_session(source) for source in (model, fused.model)]
+    sessions = [reference_session(source) for source in (model, fused.proto)]
     for sample in samples:
         old, new = (run_all(session, sample.arrays, sample.name) for session in sessions)
         for output, expected in old.items():
@@ -260,9 +261,9 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     replaced: Mapping[str, tuple[str, ...]] = {}
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
-        replaced = fused.replaced
+        replaced = {n.name: origins_of(n) for n in fused.proto.graph.node if origins_of(n)}
         digest = f"{model.digest}+{settings.rewrite}"
-        model = replace(model, proto=fused.model, digest=digest, written_out=False)
+        model = replace(model, proto=fused.proto, digest=digest, written_out=False)
         graph = replace(graph, proto=model.proto)
     if replaced:
         message = (

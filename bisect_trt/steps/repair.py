@@ -192,30 +192,6 @@ def whole_of(problem: Problem, graph: Graph) -> onnx.ModelProto | None:
     return model
 
 
-def repaired_problem(problem: Problem, repair: Repair) -> Problem:
-    """``problem`` with the repaired graph, judged against the original's FP32 outputs."""
-    graph = repair.graph
-    names = "+".join(["repair", *repair.rules])
-    layers = graph.layers_at(problem.settings.precision)
-    return replace(
-        problem,
-        graph=graph,
-        whole=graph,
-        model=replace(
-            problem.model,
-            proto=graph.proto,
-            digest=f"{problem.model.digest}+{names}",
-            written_out=False,
-        ),
-        layers=layers,
-        held_pins=_carried(graph, problem.held_pins),
-        kept_reduced=_carried(graph, problem.kept_reduced),
-        begin=frozenset(),
-        older=None,
-        marked=None,
-    )
-
-
 def _carried(graph: Graph, names: Collection[str]) -> frozenset[str]:
     """The layers of a repaired graph that are among ``names`` or stand for one of them."""
     nodes = graph.proto.graph.node

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.sample import Sample
-from bisect_trt.model.layernorm import fuse_layernorm
+from bisect_trt.repair.rules import fuse_layernorm
 from bisect_trt.steps.problem import rewritten
 from fixtures.build import GraphBuilder
 from tests.conftest import run_model
@@ -87,7 +87,7 @@ def test_what_matches_is_one_operator_and_equal(
 ) -> None:
     model, inputs = chain(axes=axes, square=square, opset=opset)
     before = model.SerializeToString()
-    fused = rewritten(model, [Sample("s", inputs)], "layernorm").model
+    fused = rewritten(model, [Sample("s", inputs)], "layernorm").proto
     assert model.SerializeToString() == before
     onnx.checker.check_model(fused, full_check=True)
     transposed = axes == (1,)
@@ -101,7 +101,7 @@ def test_what_matches_is_one_operator_and_equal(
 def test_weights_that_nobody_reads_any_more_are_left_out() -> None:
     model, _ = chain()
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "spare"))
-    weights = {tensor.name for tensor in fuse_layernorm(model).model.graph.initializer}
+    weights = {tensor.name for tensor in fuse_layernorm(model).proto.graph.initializer}
     assert weights == {"/norm/LayerNormalization_scale", "/norm/LayerNormalization_shift", "spare"}
     assert len(model.graph.initializer) > len(weights), "the model given is not changed"
 
@@ -109,7 +109,7 @@ def test_weights_that_nobody_reads_any_more_are_left_out() -> None:
 def test_a_residual_addition_behind_it_stays() -> None:
     """The shape that another tool's fusion swallows: x + norm(x) without a shift."""
     model, inputs = chain(shift="residual")
-    fused = rewritten(model, [Sample("s", inputs)], "layernorm").model
+    fused = rewritten(model, [Sample("s", inputs)], "layernorm").proto
     assert operators(fused) == ["LayerNormalization", "Add"]
     assert "x" in fused.graph.node[1].input
     assert np.allclose(
@@ -119,7 +119,7 @@ def test_a_residual_addition_behind_it_stays() -> None:
 
 def test_a_shift_along_another_axis_stays() -> None:
     model, inputs = chain(shift="wrong axis")
-    assert operators(rewritten(model, [Sample("s", inputs)], "layernorm").model) == [
+    assert operators(rewritten(model, [Sample("s", inputs)], "layernorm").proto) == [
         "LayerNormalization",
         "Add",
     ]
@@ -150,7 +150,7 @@ def test_an_output_that_moves_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def wrong(source: onnx.ModelProto) -> object:
         fused = fuse_layernorm(source)
-        next(n for n in fused.model.graph.node if n.op_type == "LayerNormalization").attribute[
+        next(n for n in fused.proto.graph.node if n.op_type == "LayerNormalization").attribute[
             1
         ].f = 1e-2
         return fused
@@ -175,7 +175,7 @@ def test_either_exact_or_refused(
     assume(scale or shift != "none" or watch != "normal")  # the normal would be the output itself
     model, inputs = chain(axes=axes, square=square, shift=shift, watch=watch, scale=scale)
     try:
-        fused = fuse_layernorm(model).model
+        fused = fuse_layernorm(model).proto
     except BadInputError:
         return
     for old, new in zip(run_model(model, inputs), run_model(fused, inputs), strict=True):
