@@ -346,7 +346,7 @@ def _input_words(command: Sequence[str]) -> list[str]:
     words, kept = iter(command[3:]), list[str]()  # after "bisect-trt run MODEL"
     for flag in words:
         value = [] if flag in switches else [next(words, "")]
-        if flag in ("--input", "--stacked", "--infinite", "--rewrite", "--profile"):
+        if flag in ("--input", "--stacked", "--infinite", "--profile"):
             kept += [flag, *value]
     return kept
 

@@ -343,7 +343,7 @@ def print_repair(console: Console, repaired: Repaired) -> None:
     good = repaired.exit_code == EXIT_OK
     answer = headline_of_repair(repaired.found)
     console.print(printable(answer), style="bold green" if good else "bold red")
-    for line in lines_of_repair(repaired.found, repaired.rows):
+    for line in lines_of_repair(repaired.facts):
         console.print(printable(line), soft_wrap=True)
     if repaired.model is not None:
         written = repaired.folder / REPAIRED_MODEL

@@ -137,9 +137,6 @@ class Context:
         problem = self.problem
         self.in_turn = problem.reference.is_large
         self.samples_a_turn = SAMPLES_A_TURN
-        if self.emulator.device != CPU:
-            # References of given inputs stay with the CPU, whose FP32 is the definition.
-            self.references.use_for_copied(self._on_gpu)
         self.log: list[Evaluation] = []
         self.tests = 0
         self.in_hand: frozenset[str] | None = None
@@ -173,7 +170,7 @@ class Context:
         """The digests of the augmented inputs of all streams before ``stream``."""
         return frozenset().union(*(d for s, d in self._augmented.items() if s < stream))
 
-    def _on_gpu(self, sample: Sample) -> Arrays:
+    def on_gpu(self, sample: Sample) -> Arrays:
         """The FP32 outputs of a copy, which large models give much faster than on the CPU."""
         with self._gpu_lock:
             return next(iter(self.emulator.outputs(PrecisionPlan(Precision.FP32), [sample])))
@@ -341,6 +338,42 @@ def open_context(
         raise StoppedError("run the same command again to go on from here") from error
 
 
+@contextmanager
+def open_beside(context: Context, problem: Problem) -> Iterator[Context]:
+    """Open what judges another graph or precision of the same model in the same run.
+
+    Folder, cache and references are those of ``context``, and so is the count of validations.
+    At most half of the time that is left may be spent.
+
+    Raises:
+        RunnerUnavailableError: the engine that judges is not there any more.
+    """
+    time_budget = context.time.child(0.5)
+    with ExitStack() as opened:
+        engine = None
+        if context.opened is not None:
+            engine = open_engine(problem, context.folder / "caches")
+        if engine is not None:
+            opened.enter_context(closing(engine))
+        inner = Context(
+            problem=problem,
+            observer=TimedObserver(context.observer, time_budget),
+            folder=context.folder,
+            cache=context.cache,
+            opened=engine,
+            emulator=open_emulator(problem, emulator_device(problem.settings)),
+            emulator_pool=None,
+            time=time_budget,
+            references=context.references,
+        )
+        # Each validation of a run has inputs and a share of the risk of its own.
+        inner.tests = context.tests
+        try:
+            yield inner
+        finally:
+            context.tests = inner.tests
+
+
 def _opened(
     problem: Problem,
     observer: Observer,
@@ -374,6 +407,9 @@ def _opened(
         time=time_budget,
         references=references,
     )
+    if emulator.device != CPU:
+        # References of given inputs stay with the CPU, whose FP32 is the definition.
+        references.use_for_copied(context.on_gpu)
     context.note(*of_scales)
     if engine is None and (words := idle_options(settings)):
         context.note(Finding("no-engine", "", words))
