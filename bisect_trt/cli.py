@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -479,7 +480,8 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
         return 0
     with terminal.progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
         result = run(settings, observer)
-    _print(result.as_json(), terminal.print_verdict, result, as_json=as_json, quiet=quiet)
+    show = partial(terminal.print_verdict, verbose=verbose)
+    _print(result.as_json(), show, result, as_json=as_json, quiet=quiet)
     return result.exit_code
 
 

@@ -251,10 +251,15 @@ def headline(found: Repair | Refused) -> str:
 
 def lines(facts: RepairFacts) -> list[str]:
     """The edits, the proof and the refusals, a line each."""
+    return [*edit_lines(facts), *refusal_lines(facts)]
+
+
+def edit_lines(facts: RepairFacts) -> list[str]:
+    """The edits and their proof, a line each."""
     said = [line_of(row) for row in facts.rows]
     if facts.proof is not None:
         said.append(f"proof: {proof_sentence(facts.proof)}")
-    return [*said, *refusal_lines(facts)]
+    return said
 
 
 def proof_sentence(proof: RepairProof) -> str:

@@ -28,9 +28,9 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import times
 from bisect_trt.model.graph import Graph
+from bisect_trt.model.outputs import judged_part
 from bisect_trt.model.precision_rules import STORAGE_TYPE
 from bisect_trt.model.save import file_form
-from bisect_trt.model.outputs import judged_part
 from bisect_trt.model.tensor_types import infer_types, skeleton
 from bisect_trt.model.typed import to_typed
 from bisect_trt.runners.process import IsolatedWorker
