@@ -378,7 +378,6 @@ def _on_repaired(own: Result, theirs: Result) -> Result:
         base_score=own.base_score,
         outputs=pd.concat([own.outputs, outputs], ignore_index=True),
         by_requirement=by_requirement,
-        findings=[*dict.fromkeys((*own.findings, *theirs.findings))],
         evaluations=dict(counts),
         new_evaluations=own.new_evaluations + theirs.new_evaluations,
         sensitivity_runs=own.sensitivity_runs + theirs.sensitivity_runs,

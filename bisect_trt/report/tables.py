@@ -261,7 +261,7 @@ def choices_table(choices: Sequence[Choice], rules: Sequence[str]) -> pd.DataFra
     for choice in choices:
         words = {Passes.VALIDATED: "validated", Passes.GIVEN: "your inputs", Passes.NO: "no"}
         name = f"{choice.name} ({', '.join(rules)})" if choice.repaired else choice.name
-        row = {"": ">" if choice.recommended else "", "choice": name}
+        row: dict[str, object] = {"": ">" if choice.recommended else "", "choice": name}
         row |= {"FP32 layers": len(choice.pinned), "worst score": brief(choice.worst_score)}
         rows.append({**row, "passes": words[choice.passes]})
     return pd.DataFrame(rows)
@@ -271,7 +271,7 @@ def repairs_table(facts: RepairFacts) -> pd.DataFrame:
     """A row per edit of the graph."""
     rows = []
     for row in facts.rows:
-        found = {"rule": row.rule, "nodes": some_of(list(row.nodes))}
+        found: dict[str, object] = {"rule": row.rule, "nodes": some_of(list(row.nodes))}
         found |= {"in the code": ", ".join(row.sources), "edit": row.sentence}
         constants = "; ".join(
             f"{name}: {before}, then {after}" for name, before, after in row.constants

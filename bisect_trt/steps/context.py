@@ -146,6 +146,7 @@ class Context:
         self._gpu_lock = Lock()
         self._key = problem.key
         self._findings: list[Finding] = []
+        self.opening_findings = tuple[Finding, ...]()
         self._progress_at = time.monotonic()
         self._best: int | None = None
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
@@ -366,6 +367,7 @@ def open_beside(context: Context, problem: Problem) -> Iterator[Context]:
             time=time_budget,
             references=context.references,
         )
+        inner._findings += context.opening_findings
         # Each validation of a run has inputs and a share of the risk of its own.
         inner.tests = context.tests
         try:
@@ -417,4 +419,5 @@ def _opened(
         context.note(Finding("cache", CACHE, cache.note))
     if pool is not None and len(pool) < settings.workers:
         context.note(Finding("workers", "", fewer_hired(settings.workers, len(pool))))
+    context.opening_findings = tuple(context._findings)
     return context

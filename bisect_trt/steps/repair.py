@@ -19,9 +19,11 @@ from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.cache import content_key
 from bisect_trt.inputs.perturbations import has_two_values
 from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.model.cautions import cautions
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.load import proto_digest
+from bisect_trt.model.lost_constants import weight_findings
 from bisect_trt.model.roundings import list_movers
 from bisect_trt.model.tensor_types import in_double
 from bisect_trt.model.walk import replace_nodes, tensors_read
@@ -171,7 +173,10 @@ def repaired_problem(problem: Problem, found: Repair) -> Problem:
 
 def problem_on(problem: Problem, graph: Graph, whole: onnx.ModelProto) -> Problem:
     """``problem`` with a repaired ``graph``, the judged part of ``whole``."""
-    settings = problem.settings
+    settings, original = problem.settings, problem.graph
+    of_graph = {*cautions(original), *weight_findings(original, settings.precision)}
+    findings = [finding for finding in problem.findings if finding not in of_graph]
+    findings += [*cautions(graph), *weight_findings(graph, settings.precision)]
     digest = content_key(problem.model.digest, proto_digest(graph.proto))
     return replace(
         problem,
@@ -188,6 +193,7 @@ def problem_on(problem: Problem, graph: Graph, whole: onnx.ModelProto) -> Proble
         older=None,
         begin=frozenset(),
         marked=None if problem.marked is None else _carried(graph, problem.marked),
+        findings=tuple(findings),
     )
 
 
