@@ -128,7 +128,10 @@ Judged = Callable[..., EngineRun]
 
 
 def run_on(engine: Engine, fixture: Fixture, out: Path, **options: Any) -> EngineRun:
-    """A run of ``fixture`` that ``engine`` decides, without a validated search."""
+    """A run of ``fixture`` that ``engine`` decides, without a validated search.
+
+    The engine knows the graph of the fixture only, so that is not repaired.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bisect_trt.steps.context.open_engine", lambda *_: engine)
         return bisect_trt.bisect(
@@ -136,7 +139,7 @@ def run_on(engine: Engine, fixture: Fixture, out: Path, **options: Any) -> Engin
             fixture.inputs,
             precision=fixture.precision,
             require=fixture.require,
-            **{"robust": 0, "out": out, **options},
+            **{"robust": 0, "repair": "none", "out": out, **options},
         ), engine
 
 
