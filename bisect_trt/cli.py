@@ -213,10 +213,8 @@ def reduce_command(
     """Find the smallest part of a model on which an engine fails, is wrong or not reproducible;
     write a reproducer. Exit code 1 if the whole is not bad.
     """
-    settings, made_by = (
-        Settings(**chosen, limits=limits()),
-        shlex.join(["bisect-trt", *sys.argv[1:]]),
-    )
+    settings = Settings(**chosen, limits=limits())
+    made_by = shlex.join(["bisect-trt", *sys.argv[1:]])
     with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         found = reduce(settings, Precision(precision), check, made_by, observer)
     folder = result_folder(settings, REDUCED)

@@ -22,14 +22,14 @@ HEADROOM_BYTES = 128 << 20
 
 
 def is_large(graph: Graph, large_bytes: int = Limits.large_bytes) -> bool:
-    """True if another copy of the weights matters: sessions are closed after use."""
+    """True if the weights take ``large_bytes`` or more: sessions are closed after use."""
     return weights_size(graph.proto) >= large_bytes
 
 
 class Headroom:
     """Counts how many inferences of ``graph`` fit side by side: at most one for each thread.
 
-    Their activations share ``room_bytes``.
+    Their activations share ``room_bytes``. With weights of ``large_bytes`` or more it is one.
     """
 
     def __init__(

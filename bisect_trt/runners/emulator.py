@@ -93,7 +93,8 @@ class EmulatedRunner:
 
     ``base`` is the precision that most evaluations use, ``threads`` the limit of one call (0: all
     cores). ``device`` computes evaluations and sensitivities; what needs the values of every layer
-    runs on the CPU. ``constants`` are shared with another emulator of the same model.
+    runs on the CPU. ``constants`` are shared with another emulator of the same model. Inferences
+    run one by one if the weights take ``large_bytes`` or more.
     """
 
     name = "emulated"

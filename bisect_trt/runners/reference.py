@@ -29,7 +29,8 @@ from bisect_trt.runners.ort_session import reference_session, run_all, session_a
 class Reference:
     """A model's FP32 outputs.
 
-    ``is_large`` says that the weights are used where they lie, without a copy.
+    ``is_large`` says that the weights are used where they lie, without a copy: they take
+    ``large_bytes`` or more.
 
     Raises:
         BadInputError: ONNX Runtime cannot load the model.

@@ -33,7 +33,10 @@ _CAST_FUSIONS = (
 
 
 class WholeModelRunner:
-    """Executes a model in a session for each plan; a large model's is closed after each call."""
+    """Executes a model in a session for each plan.
+
+    It is closed after each call if the model's weights take ``large_bytes`` or more.
+    """
 
     name = "emulated-whole"
 

@@ -39,8 +39,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         first = "bisect-trt run model.onnx --input real.npz --requirement 'max_abs<=2e-3'"
         ran(first, "", FEWEST)
-        ran(
-            "bisect-trt gate", "", FEWEST
-        )  # so that the pages that speak of it are answered by caches
+        # So that the pages that speak of it are answered by caches.
+        ran("bisect-trt gate", "", FEWEST)
         shutil.copy("reports/model-fp16/plan.json", "plan.json")
     return folder
