@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from bisect_trt.base.interrupt import is_stop
 from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import Precision
 from bisect_trt.model.inspection import inspect_model
-from bisect_trt.model.lifted import lifted_form, load_source
+from bisect_trt.model.lifted import lifted_form
 from bisect_trt.model.load import load_model
 from bisect_trt.model.outputs import mark_outputs, select_tensors, with_ranks
 from bisect_trt.model.save import check_target, save_model, save_text
@@ -410,13 +411,22 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
     type=NamedPath(),
     help="Where to; text goes to standard output without it.",
 )
+@click.option(
+    "--choice",
+    metavar="NAME",
+    help="Another row of the plan's choices, such as repaired, plan, BF16 or FP32.",
+)
 @guarded
-def export_command(model: Path, plan_path: Path, form: str, target: Path | None) -> int:
+def export_command(
+    model: Path, plan_path: Path, choice: str | None, form: str, target: Path | None
+) -> int:
     """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
     saved = read_plan(plan_path)
+    if choice is not None:
+        saved = saved.choice(choice)
     with terminal.progress() as observer:
         observer.step("load")
-        source = load_source(model)
+        source = saved.source_of(model)
         loaded, plan, graph = source.model, saved.plan, source.graph
         saved.check_model(graph)
         if target is not None:
@@ -477,7 +487,8 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
         return 0
     with terminal.progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
         result = run(settings, observer)
-    _print(result.as_json(), terminal.print_verdict, result, as_json=as_json, quiet=quiet)
+    show = partial(terminal.print_verdict, verbose=verbose)
+    _print(result.as_json(), show, result, as_json=as_json, quiet=quiet)
     return result.exit_code
 
 

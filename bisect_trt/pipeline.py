@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,18 +28,22 @@ from bisect_trt.reduction.reduce import (
     result_folder,
     subgraph_to_blame,
 )
+from bisect_trt.repair.edits import Rule
 from bisect_trt.repair.rules import rules_of
 from bisect_trt.report import reduced
-from bisect_trt.report.files import discard, write_report, write_tables
+from bisect_trt.report.files import discard, write_repair, write_report, write_tables
 from bisect_trt.report.headline import left_behind
 from bisect_trt.report.reduced import headline, nothing_bad, write_cures, write_reproducer
-from bisect_trt.report.repairs import Repaired, repaired_of, write_repair
+from bisect_trt.report.repairs import Repaired, repaired_of
 from bisect_trt.report.summarise import Result, summarise, summarise_interrupted
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.answer import (
+    Answered,
     RunState,
     end_search,
+    in_bf16,
     inputs_table,
+    measure_bf16,
     validation_of_answer,
     with_reproducibility,
     with_set_in_hand,
@@ -51,7 +56,7 @@ from bisect_trt.steps.baselines import (
     tf32_to_blame,
 )
 from bisect_trt.steps.confirm import decide_on_engine
-from bisect_trt.steps.context import Context, open_context
+from bisect_trt.steps.context import Context, open_beside, open_context
 from bisect_trt.steps.diagnosis import Triage, find_cause
 from bisect_trt.steps.engine_baselines import (
     keeping_unsupported,
@@ -61,7 +66,13 @@ from bisect_trt.steps.engine_baselines import (
 from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
-from bisect_trt.steps.repair import repair_alone
+from bisect_trt.steps.repair import (
+    Refused,
+    check_repairable,
+    find_repair,
+    repair_alone,
+    repaired_problem,
+)
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
 from bisect_trt.steps.select_robust import bisect
@@ -157,8 +168,10 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         StoppedError: the user ended it; the message says what is there.
     """
     began, time_budget = time.perf_counter(), TimeBudget(settings.budget)
-    observer = observer or Observer()
+    observer, rules = observer or Observer(), rules_of(settings.repair)
     problem = load(settings, TimedObserver(observer, time_budget))
+    if settings.repair not in ("auto", "none"):
+        check_repairable(problem)
     # Writing takes about as long as reading.
     time_budget.keep(time.perf_counter() - began)
     check_can_be_written(problem.graph, problem.base)
@@ -169,14 +182,14 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         reduced.FOLDER.remove(context.folder / REPRODUCER)
         latest = RunState(problem)
         try:
-            for state in _states(problem, context):
+            for state in _with_choices(problem, context, rules):
                 latest = state
         except (KeyboardInterrupt, Exception) as error:
             seconds = time.perf_counter() - began
             partial = _best_so_far(latest, context, seconds) if is_stop(error) else None
             if partial is None:
                 raise
-            write_report(partial, latest.problem)
+            write_report(partial, latest)
             raise StoppedError(left_behind(partial)) from error
         result = _written_even_if_stopped(latest, context, time.perf_counter() - began)
         # Searched after the report is written, since it may take long and be interrupted.
@@ -192,11 +205,14 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         return result
 
 
-def _states(problem: Problem, context: Context) -> Iterator[RunState]:
-    """The state after each step of a run, until its answer is validated."""
+def _states(problem: Problem, context: Context, rules: Sequence[Rule] = ()) -> Iterator[RunState]:
+    """The state after each step of a run, until its answer is validated.
+
+    The graph is repaired by ``rules``.
+    """
     state = RunState(problem)
     try:
-        for state in _search(problem, context):
+        for state in _search(problem, context, rules):
             yield state
         state = replace(state, out_of_time=context.time.cut_short)
     except BudgetSpentError:
@@ -209,6 +225,30 @@ def _states(problem: Problem, context: Context) -> Iterator[RunState]:
     state = replace(state, validation=validation if state.not_reproducible is None else None)
     yield state
     yield with_tables(state, context)
+
+
+def _with_choices(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterator[RunState]:
+    """The state after each step of a run, BF16 beside the answer included."""
+    state = RunState(problem)
+    for state in _states(problem, context, rules):
+        yield state
+    if problem.settings.precision is not Precision.FP16 or problem.lifted or not state.triage:
+        return
+    with suppress(BudgetSpentError), open_beside(context, in_bf16(state.problem)) as inner:
+        yield replace(state, bf16=measure_bf16(inner.problem, inner))
+
+
+def _repaired(state: RunState, context: Context, rules: Sequence[Rule]) -> Iterator[RunState]:
+    """The state with the repair, then with the answer on the repaired graph."""
+    found = find_repair(state.problem, context, rules)
+    state = replace(state, repair=found)
+    yield state
+    if isinstance(found, Refused):
+        return
+    with open_beside(context, repaired_problem(state.problem, found)) as inner:
+        *_, latest = _states(inner.problem, inner)
+        answered = Answered(latest, inner.run_statistics())
+    yield replace(state, repaired=answered)
 
 
 def _best_so_far(state: RunState, context: Context, seconds: float) -> Result | None:
@@ -233,7 +273,7 @@ def _note_subgraph(subgraph: Reduced | Observation, context: Context) -> None:
 
 def _written(state: RunState, context: Context, seconds: float) -> Result:
     result = summarise(state, context.run_statistics(), seconds)
-    write_report(result, state.problem)
+    write_report(result, state)
     return result
 
 
@@ -300,7 +340,7 @@ def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
     yield replace(state, engine=engine, settled=engine.diagnosis, validation=engine.validation)
 
 
-def _search(problem: Problem, context: Context) -> Iterator[RunState]:
+def _search(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterator[RunState]:
     """The state after each step; ends early if one settles the run."""
     state = RunState(problem)
     # A held out input that the model cannot run would be found only after the search.
@@ -331,6 +371,10 @@ def _search(problem: Problem, context: Context) -> Iterator[RunState]:
         return
     state = replace(state, triage=triage)
     yield state
+    if rules and problem.settings.precision is Precision.FP16:
+        for with_repair in _repaired(state, context, rules):
+            state = with_repair
+            yield state
     context.observer.step("bisect")
     context.tell_evaluations()
     bisection = bisect(problem, context, baselines, triage, triage.limit)

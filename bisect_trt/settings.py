@@ -39,6 +39,7 @@ FORMER: Mapping[str, tuple[str, Callable[[str], str]]] = {
     "--pin": ("--keep-fp32", str),
     "--lower": ("--keep-reduced", str),
     "--piece": ("--subgraph", str),
+    "--rewrite": ("--repair", str),
 }
 """Options of version 0.4.0: today's name, and a function that translates the value."""
 
@@ -296,18 +297,14 @@ class Settings:
         kind=bool,
         commands=_PLANNING | _REPAIR,
     )
-    rewrite: str | None = option(
-        None,
-        "--rewrite",
-        "First rewrite the model: exact, checked on the inputs, or refused.",
-        choices=("layernorm",),
-    )
     repair: str = option(
         "auto",
         "--repair",
-        "Rules that may edit the graph, such as fold-bn,mask; auto takes all.",
+        "Rules that may edit the graph so that FP16 fits, such as fold-bn,mask; auto takes all, "
+        "none leaves the graph alone.",
+        help_of={"repair": "Rules that may edit the graph, such as fold-bn,mask; auto takes all."},
         metavar="RULES",
-        commands=_REPAIR,
+        commands=_RUN | _REPAIR,
     )
     trt_module: str | None = option(
         None,

@@ -126,12 +126,17 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 RUN = "run.json"
 TYPED_MODEL = "model.typed.onnx"
-REWRITTEN_MODEL = "model.rewritten.onnx"
 REPAIRED_MODEL = "model.repaired.onnx"
 REPAIR = "repair.json"
 PLAN = "plan.json"
 
-OLDER_FILES = ("journal.sqlite", "frontier.csv", "model.annotated.onnx")
+OLDER_FILES = (
+    "journal.sqlite",
+    "frontier.csv",
+    "model.annotated.onnx",
+    "model.rewritten.onnx",
+    "model.rewritten.onnx.data",
+)
 """What a run of 0.4.0 left that no run writes today; its folder may be written over."""
 
 RESULT_FILES = (
@@ -139,8 +144,8 @@ RESULT_FILES = (
     PLAN,
     TYPED_MODEL,
     f"{TYPED_MODEL}.data",
-    REWRITTEN_MODEL,
-    f"{REWRITTEN_MODEL}.data",
+    REPAIRED_MODEL,
+    f"{REPAIRED_MODEL}.data",
     "report.html",
     "report.md",
     "junit.xml",

@@ -80,6 +80,11 @@ class TimeBudget:
         finally:
             self._all_s = all_s
 
+    def child(self, share: float) -> TimeBudget:
+        """A budget of ``share`` of what is left now, for work that ends by itself."""
+        left = self.left_s
+        return TimeBudget(None if math.isinf(left) else max(0.0, share * left) / 60.0)
+
     def check(self) -> None:
         """Check the clock.
 

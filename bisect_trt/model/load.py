@@ -85,7 +85,7 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
     model = normalised(model, str(path))
     side_files = _resolve_external_data(model, path)
     # Hashed last: gigabytes take seconds, and a damaged model is refused without them.
-    digest = _digest(path, *side_files)
+    digest = digest_of(path, *side_files)
     return LoadedModel(model, digest, path, tuple(side_files), written_out=functions)
 
 
@@ -98,7 +98,7 @@ def _from_memory(model: onnx.ModelProto) -> LoadedModel:
                 f"model: the values of {tensor.name!r} are in another file, which a model in "
                 "memory does not say where to find; give the path of the .onnx file"
             )
-    plain, digest = normalised(model, "model"), _proto_digest(model)
+    plain, digest = normalised(model, "model"), proto_digest(model)
     return LoadedModel(plain, digest, None, written_out=bool(model.functions))
 
 
@@ -117,8 +117,12 @@ def _parsed(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _digest(*files: Path) -> str:
-    """The SHA-256 of the files' content."""
+def digest_of(*files: Path) -> str:
+    """The SHA-256 of the files' content.
+
+    Raises:
+        BadInputError: a file cannot be read.
+    """
     digest = hashlib.sha256()
     for file in files:
         try:
@@ -130,7 +134,8 @@ def _digest(*files: Path) -> str:
     return digest.hexdigest()
 
 
-def _proto_digest(model: onnx.ModelProto) -> str:
+def proto_digest(model: onnx.ModelProto) -> str:
+    """The SHA-256 of a model in memory; values in other files count by their place."""
     try:
         return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
     except (ValueError, EncodeError):  # over protobuf's 2 GB: hashes the weights one by one

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-import onnx
-
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.opsets import HAS_LAYER_NORMALIZATION
@@ -22,7 +20,6 @@ from bisect_trt.repair.edits import (
     Refusal,
     Rule,
     applied,
-    beginning,
 )
 from bisect_trt.repair.guards import propose_epsilon, propose_log_sum_exp, propose_mask
 from bisect_trt.repair.layernorm import propose_layernorm
@@ -55,18 +52,21 @@ IDENTITY: Mapping[Rule, str] = {
 
 
 def rules_of(text: str) -> tuple[Rule, ...]:
-    """The rules that ``--repair`` names, separated by commas; all for ``auto``.
+    """The rules that ``--repair`` names with commas; all for ``auto``, none for ``none``.
 
     Raises:
         BadInputError: there is no such rule.
     """
     if text == "auto":
         return tuple(PROPOSE)
+    if text == "none":
+        return ()
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in list(PROPOSE)]
     if unknown:
         raise BadInputError(
-            f"--repair {unknown[0]}: no such rule; choose auto, or some of {', '.join(PROPOSE)}"
+            f"--repair {unknown[0]}: no such rule; choose auto, none, or some of "
+            f"{', '.join(PROPOSE)}"
         )
     return tuple(rule for rule in PROPOSE if rule in names)
 
@@ -112,17 +112,3 @@ def edited(graph: Graph, rules: Collection[Rule], measure: Callable[[Graph], Ran
             edits += found
             ranges = measure(graph)
     return Edited(graph, ranges, tuple(edits), tuple(refusals))
-
-
-def fuse_layernorm(model: onnx.ModelProto) -> Graph:
-    """``model`` with each written-out LayerNorm as one operator, whether it helps or not.
-
-    Raises:
-        BadInputError: none matches, or the model cannot be raised to the operator's opset.
-    """
-    found = edited(beginning(Graph(model)), (Rule.LAYERNORM,), lambda _: {})
-    if not found.edits:
-        reasons = [refusal.reason for refusal in found.refusals]
-        nothing = "no LayerNorm in primitive operators matches exactly; nothing is rewritten"
-        raise BadInputError(f"--rewrite layernorm: {(reasons or [nothing])[0]}")
-    return found.graph

@@ -19,8 +19,9 @@ import pandas as pd
 from bisect_trt.base.atomic_files import (
     OLDER_FILES,
     PLAN,
+    REPAIR,
+    REPAIRED_MODEL,
     RESULT_FILES,
-    REWRITTEN_MODEL,
     RUN,
     TYPED_MODEL,
     VERIFY_FILES,
@@ -31,6 +32,7 @@ from bisect_trt.base.atomic_files import (
     sweep,
 )
 from bisect_trt.base.errors import BadInputError, not_written
+from bisect_trt.model.load import digest_of
 from bisect_trt.model.save import save_model
 from bisect_trt.model.typed import to_typed
 from bisect_trt.report.columns import TABLES, to_csv
@@ -38,7 +40,9 @@ from bisect_trt.report.html import as_html
 from bisect_trt.report.junit import as_junit, verification_as_junit
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.record import Record
-from bisect_trt.steps.problem import Problem
+from bisect_trt.report.repairs import Repaired, repaired_model
+from bisect_trt.steps.answer import RunState
+from bisect_trt.steps.repair import Repair, repaired_problem
 from bisect_trt.steps.verify import Verification
 
 
@@ -109,7 +113,7 @@ def discard(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def write_report(result: Record, problem: Problem) -> None:
+def write_report(result: Record, state: RunState) -> None:
     """Writes every file, ``run.json`` last: its presence means that the folder is complete.
 
     Raises:
@@ -119,11 +123,20 @@ def write_report(result: Record, problem: Problem) -> None:
     tables = {name: getattr(result, name) for name in ("layers", "outputs", "search", "pins")}
     sometimes = {"engines": result.cost, "inputs": result.inputs, "tradeoff": result.tradeoff}
     tables |= {name: table for name, table in sometimes.items() if len(table)}
-    plan = problem.plan_of_whole(result.plan)
-    models = {TYPED_MODEL: to_typed(problem.whole, plan)}
-    if problem.rewritten:
-        models[REWRITTEN_MODEL] = problem.graph.proto
-    texts = {**_csv_files(tables), **_documents(result), PLAN: result.plan_json(plan) + "\n"}
+    problem, repaired, digest = state.problem, state.problem, ""
+    if isinstance(state.repair, Repair):
+        # Written first: plan.json has its digest.
+        model = repaired_model(state.repair, result.repair, problem)
+        write_files(result.folder, {REPAIRED_MODEL: model})
+        weights = result.folder / f"{REPAIRED_MODEL}.data"
+        digest = digest_of(result.folder / REPAIRED_MODEL, *([weights] if weights.exists() else []))
+        repaired = repaired_problem(problem, state.repair)
+    shipped = repaired if result.is_repaired else problem
+    plan = shipped.plan_of_whole(result.plan)
+    models = {TYPED_MODEL: to_typed(shipped.whole, plan)}
+    wholes = [(repaired if c.repaired else problem).plan_of_whole(c.plan) for c in result.choices]
+    text = result.plan_json(plan, digest, wholes)
+    texts = {**_csv_files(tables), **_documents(result), PLAN: text + "\n"}
     write_files(result.folder, {**models, **texts, RUN: to_json(result.as_json()) + "\n"})
 
 
@@ -197,3 +210,17 @@ def write_verification(found: Verification) -> None:
     """Writes verify.json and verify.junit.xml, each whole."""
     record = to_json(found.as_json()) + "\n"
     write_files(found.folder, {VERIFY_RECORD: record, VERIFY_JUNIT: verification_as_junit(found)})
+
+
+def write_repair(result: Repaired) -> None:
+    """Writes repair.json and, where there is one, the repaired model; an older one goes.
+
+    Raises:
+        MachineError: the disk is full.
+        BadInputError: the folder cannot be written.
+    """
+    record = {REPAIR: to_json(result.as_json()) + "\n"}
+    for name in (REPAIRED_MODEL, f"{REPAIRED_MODEL}.data"):
+        (result.folder / name).unlink(missing_ok=True)
+    models = {} if result.model is None else {REPAIRED_MODEL: result.model}
+    write_files(result.folder, {**models, **record})

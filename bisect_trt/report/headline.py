@@ -191,6 +191,12 @@ def _answer(result: Record) -> str:
         where, refuted = where or " on the given inputs", f", but {_REFUTED}"
     if result.cause is not Cause.NONE:
         kept = _kept(result)
+        if result.is_repaired:
+            rules = ", ".join(result.repair.rules)
+            kept = f"Repair the graph ({rules}) and {kept[0].lower()}{kept[1:]}"
+            if not result.pinned:
+                none = f"Repair the graph ({rules}): no layer needs FP32"
+                return f"{none} and the requirement is met{where}{refuted}."
         return f"{kept} and the requirement is met{where}{refuted}; {_proof(result)}."
     meets = f"{result.precision.value.upper()} meets the requirement"
     if refuted:

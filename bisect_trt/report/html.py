@@ -26,6 +26,7 @@ from bisect_trt.report import figures, tables, text
 from bisect_trt.report.columns import names_in
 from bisect_trt.report.headline import files_line, headline, next_step, not_covered
 from bisect_trt.report.record import Record
+from bisect_trt.report.repairs import proof_sentence, refusal_lines
 from bisect_trt.settings import options
 
 SHOWN_ROWS = 300
@@ -148,6 +149,7 @@ def _answer(result: Record) -> dict[str, Any]:
         "next_step": next_step(result),
         "tested": result.validation.tested if result.validation is not None else [],
         "tiles": _tiles(result),
+        "choices": _whole(tables.choices_table(result.choices, result.repair.rules)),
         "judged_by": text.judged_by(result),
     }
 
@@ -186,6 +188,11 @@ def as_html(result: Record) -> str:
             sources=text.sources(result.layers),
             proved=bool(result.pins["proved"].any()),
             cost=_table(result.cost, tables.COST_COLUMNS),
+            repairs=_whole(tables.repairs_table(result.repair)),
+            repair_lines=[
+                *([proof_sentence(result.repair.proof)] if result.repair.proof else []),
+                *refusal_lines(result.repair)[:SHOWN_ROWS],
+            ],
             engine=text.engine_sentences(result),
             has_layers=len(result.layers) > 0,
             findings=list(by_kind.values()),
@@ -250,6 +257,10 @@ def _table(table: pd.DataFrame, columns: Sequence[str], left_out: int = 0) -> Ta
     present = [c for c in columns if c in table]
     rows = text.scores_in_words(table[present].head(SHOWN_ROWS)).to_numpy(dtype=object).tolist()
     return Table(present, rows, max(left_out, len(table) - SHOWN_ROWS))
+
+
+def _whole(table: pd.DataFrame) -> Table:
+    return _table(table, [str(column) for column in table])
 
 
 def layer_data(table: pd.DataFrame) -> dict[str, Any]:
@@ -346,7 +357,7 @@ def _input_words(command: Sequence[str]) -> list[str]:
     words, kept = iter(command[3:]), list[str]()  # after "bisect-trt run MODEL"
     for flag in words:
         value = [] if flag in switches else [next(words, "")]
-        if flag in ("--input", "--stacked", "--infinite", "--rewrite", "--profile"):
+        if flag in ("--input", "--stacked", "--infinite", "--profile"):
             kept += [flag, *value]
     return kept
 

@@ -12,7 +12,14 @@ from bisect_trt.base.outcomes import Validation
 from bisect_trt.report.columns import names_in
 from bisect_trt.report.headline import answer_lines
 from bisect_trt.report.record import Record
-from bisect_trt.report.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
+from bisect_trt.report.repairs import proof_sentence, refusal_lines
+from bisect_trt.report.tables import (
+    COST_COLUMNS,
+    OUTPUT_COLUMNS,
+    choices_table,
+    repairs_table,
+    shown_pins,
+)
 from bisect_trt.report.text import (
     engine_sentences,
     number,
@@ -46,6 +53,9 @@ def answer_as_markdown(result: Record) -> Iterator[str]:
     if result.validation is not None:
         table = _validation_table(result.validation)
         yield from ("", "## What it holds on", "", *table_lines(table))
+    if result.choices:
+        table = choices_table(result.choices, result.repair.rules)
+        yield from ("", "## Choices", "", *table_lines(table))
 
 
 def _detail_lines(result: Record) -> Iterator[str]:
@@ -53,6 +63,13 @@ def _detail_lines(result: Record) -> Iterator[str]:
     if len(result.requirements) > 1 and len(result.by_requirement):
         yield from ("", "## Requirements", "")
         yield from table_lines(result.by_requirement, _REQUIREMENTS)
+    if result.repair.rows or result.repair.refused:
+        table = repairs_table(result.repair)
+        yield from ("", "## Repair of the graph", "", *table_lines(table), "")
+        if result.repair.proof is not None:
+            yield f"- {markdown(proof_sentence(result.repair.proof))}"
+        for line in refusal_lines(result.repair)[:SHOWN_ROWS]:
+            yield f"- {markdown(line)}"
     yield from ("", "## Pinned layers", "")
     for sentence in search_sentences(result):
         yield f"- {markdown(sentence)}"

@@ -35,7 +35,9 @@ from bisect_trt.base.outcomes import (
 )
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.scales import Scale
+from bisect_trt.report.choices import Choice, choice_from_json, recommended
 from bisect_trt.report.columns import TABLES, from_csv
+from bisect_trt.report.repairs import RepairFacts, facts_from_json
 
 FORMAT = 2
 """Version of run.json, raised where readers of the last one would go wrong."""
@@ -113,7 +115,6 @@ class Record:
         engine: facts on the engine; None if emulated.
         search_facts: facts on the search; None without one.
         metrics: metrics of the user.
-        rewritten: rewrites applied to the model.
         validation: the plan on other inputs; None where no plan passes.
         ranked: whether pins were cut from a ranking, not proved one by one.
         given_share: share of the given inputs that must pass.
@@ -128,6 +129,8 @@ class Record:
         scales: scales of requirements, for plan.json.
         causes: all causes, the largest first.
         judged: tensors of ``--outputs``, for plan.json.
+        choices: the rows that a user chooses among, one of them recommended.
+        repair: the edits of the graph, their proof and what was refused.
     """
 
     model: str
@@ -158,7 +161,6 @@ class Record:
     engine: EngineFacts | None = None
     search_facts: SearchFacts | None = None
     metrics: Sequence[str] = ()
-    rewritten: Sequence[str] = ()
     validation: Validation | None = None
     ranked: bool = False
     given_share: float = 1.0
@@ -176,11 +178,19 @@ class Record:
     scales: Mapping[str, Scale] = field(default_factory=dict)
     causes: Sequence[CauseFound] = ()
     judged: Sequence[str] = ()
+    choices: Sequence[Choice] = ()
+    repair: RepairFacts = field(default_factory=RepairFacts)
 
     @property
     def pinned(self) -> list[str]:
         """The pinned layers in network order."""
         return [str(name) for name in self.pins["layer"]] if len(self.pins) else []
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether the plan is for the repaired graph."""
+        chosen = recommended(self.choices)
+        return chosen is not None and chosen.repaired
 
     @property
     def exit_code(self) -> int:
@@ -197,9 +207,31 @@ class Record:
             and validation.word in (None, ValidationVerdict.OVERFITTED)
         )
 
-    def plan_json(self, whole: PrecisionPlan | None = None) -> str:
-        """The content of plan.json: the plan, its requirements and the searched inputs."""
-        document = json.loads((whole or self.plan).to_json())
+    def plan_json(
+        self, whole: PrecisionPlan, repaired_digest: str = "", wholes: Sequence[PrecisionPlan] = ()
+    ) -> str:
+        """The content of plan.json: the plan, its requirements and the searched inputs.
+
+        ``whole`` and ``wholes`` are the plans of the answer and of each choice for the whole model,
+        ``repaired_digest`` is the SHA-256 of model.repaired.onnx.
+        """
+        document = json.loads(whole.to_json())
+        if repaired_digest:
+            document |= {
+                "graph": "repaired" if self.is_repaired else "original",
+                "model_sha256": self.model_digest,
+                "repaired_sha256": repaired_digest,
+            }
+        if wholes:
+            document["choices"] = [
+                {
+                    "name": choice.name,
+                    "precision": plan.base.value,
+                    "graph": "repaired" if choice.repaired else "original",
+                    "pinned": sorted(plan.pinned),
+                }
+                for choice, plan in zip(self.choices, wholes, strict=True)
+            ]
         if self.judged:
             document["outputs"] = list(self.judged)
         document |= {"requirements": list(self.requirements), "metrics": list(self.metrics)}
@@ -209,8 +241,6 @@ class Record:
             document["robust"] = self.validation.wanted
             if self.validation.fitted:
                 document["fitted"] = True
-        if self.rewritten:
-            document["rewritten"] = list(self.rewritten)
         if self.scales:
             document["scales"] = {name: scale.as_json() for name, scale in self.scales.items()}
         if self.searched:
@@ -243,11 +273,12 @@ class Record:
             "requirements": list(self.requirements),
             "by_requirement": self.by_requirement.to_dict(orient="records"),
             "metrics": list(self.metrics),
-            "rewritten": list(self.rewritten),
             "samples": list(self.samples),
             "allow_misses": round(1.0 - self.given_share, 12),  # 1 - 0.9 is not 0.1 in binary
             "validation": self._validation_json(),
             "verdict": word_of(self.validation),
+            "choices": [choice.as_json() for choice in self.choices],
+            **self.repair.as_json(),
             "validation_settings": self._validation_settings(),
             "ranked": self.ranked,
             "evaluations": dict(self.evaluations),
@@ -302,7 +333,7 @@ _Kind = TypeVar("_Kind")
 _SOMETIMES = ("engines", "inputs", "tradeoff")
 _SAME = (
     *("model", "runner", "sentence", "passed", "complete", "ranked", "interrupted", "command"),
-    *("requirements", "samples", "metrics", "rewritten", "dynamic_inputs", "versions"),
+    *("requirements", "samples", "metrics", "dynamic_inputs", "versions"),
     *("evaluations", "new_evaluations", "sensitivity_runs"),
 )
 """Keys of run.json that the record has by the same names."""
@@ -415,6 +446,8 @@ def _record(data: Json, folder: Path) -> Record:
         out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),
         model_digest=data["model_sha256"],
         threads=int(data["machine"]["threads"]),
+        choices=[choice_from_json(row) for row in data["choices"]],
+        repair=facts_from_json(data),
     )
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from bisect_trt.base.atomic_files import REPAIR, REPAIRED_MODEL
+from bisect_trt.base.atomic_files import REPAIRED_MODEL
 from bisect_trt.base.display import counted, some_of
 from bisect_trt.base.errors import EXIT_NOT_MET, EXIT_OK
-from bisect_trt.model.graph import Graph
 from bisect_trt.model.patterns import origin_of
-from bisect_trt.repair.edits import Edit, Ranges, Refusal
+from bisect_trt.repair.edits import Edit, Ranges
 from bisect_trt.repair.rules import IDENTITY
-from bisect_trt.report.files import to_json, write_files
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.repair import Refused, Repair, whole_of
 
@@ -31,7 +30,8 @@ class RepairRow:
 
     ``sources`` are lines of the user's code, where the exporter kept them. ``constants`` are texts:
     name, before, after. ``largest_before`` and ``largest_after`` are the largest values that the
-    tensors at stake had on the given inputs; NaN is None.
+    tensors at stake had on the given inputs; NaN is None. ``score_without`` and ``missed_without``
+    are the worst score and the inputs missed where all edits but this rule's are made.
     """
 
     rule: str
@@ -43,6 +43,99 @@ class RepairRow:
     largest_before: float | None
     largest_after: float | None
     nodes_added: int
+    score_without: float | None
+    missed_without: int | None
+
+
+@dataclass(frozen=True)
+class RefusedRow:
+    """An edit that was not made, and why."""
+
+    rule: str
+    nodes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class RepairProof:
+    """What proves a repair: everything reduced misses ``missed_*`` of ``tried`` inputs.
+
+    ``score_*``: the worst score there. ``fp32_change``: of an output's largest value;
+    ``fp32_noise``: what another order of FP32's sums changes. ``headroom``: the factor on the
+    inputs that the repaired graph stands.
+    """
+
+    tried: int
+    missed_before: int
+    missed_after: int
+    score_before: float
+    score_after: float
+    fp32_change: float
+    fp32_noise: float
+    headroom: float
+
+
+@dataclass(frozen=True)
+class RepairFacts:
+    """The edits of a repair, its proof, None where there is none, and what was refused."""
+
+    rows: tuple[RepairRow, ...] = ()
+    proof: RepairProof | None = None
+    refused: tuple[RefusedRow, ...] = ()
+
+    @property
+    def rules(self) -> list[str]:
+        """The rules that edits were made by, in their order."""
+        return list(dict.fromkeys(row.rule for row in self.rows))
+
+    def as_json(self) -> dict[str, Any]:
+        """As run.json and repair.json have them."""
+        proof = asdict(self.proof) if self.proof is not None else {}
+        return {
+            "repairs": [asdict(row) for row in self.rows],
+            "repair_proof": proof,
+            "repairs_refused": [asdict(row) for row in self.refused],
+        }
+
+
+def facts_from_json(data: Mapping[str, Any]) -> RepairFacts:
+    """Reads what :meth:`RepairFacts.as_json` wrote.
+
+    Raises:
+        KeyError, ValueError, TypeError: it is none.
+    """
+    rows = (
+        RepairRow(
+            **{
+                **row,
+                **{key: tuple(row[key]) for key in ("nodes", "sources")},
+                "constants": tuple((c[0], c[1], c[2]) for c in row["constants"]),
+                **{key: _maybe_float(row[key]) for key in _MAYBE_FLOATS},
+            }
+        )
+        for row in data["repairs"]
+    )
+    refused = (
+        RefusedRow(row["rule"], tuple(row["nodes"]), row["reason"])
+        for row in data["repairs_refused"]
+    )
+    proof = None
+    if data["repair_proof"]:
+        counts = {f.name: f.type for f in fields(RepairProof)}
+        proof = RepairProof(
+            **{
+                name: int(value) if counts[name] == "int" else _maybe_float(value)
+                for name, value in data["repair_proof"].items()
+            }
+        )
+    return RepairFacts(tuple(rows), proof, tuple(refused))
+
+
+_MAYBE_FLOATS = ("largest_before", "largest_after", "score_without")
+
+
+def _maybe_float(value: Any) -> Any:
+    return None if value is None else float(value)  # JSON has strings for infinities
 
 
 @dataclass(frozen=True)
@@ -56,7 +149,7 @@ class Repaired:
     digest: str
     folder: Path
     found: Repair | Refused
-    rows: tuple[RepairRow, ...]
+    facts: RepairFacts
     model: onnx.ModelProto | None
 
     @property
@@ -69,53 +162,54 @@ class Repaired:
         """The content of repair.json."""
         written = REPAIRED_MODEL if self.model is not None else None
         record = {"model": self.name, "model_sha256": self.digest, "repaired_model": written}
-        return {**record, **repair_json(self.found, self.rows)}
+        return {**record, **self.facts.as_json()}
 
 
 def repaired_of(found: Repair | Refused, problem: Problem, folder: Path) -> Repaired:
     """The result of a repair, with the whole model to write."""
-    rows, model = tuple[RepairRow, ...](), None
-    if isinstance(found, Repair):
-        rows = rows_of(found, problem.graph)
-        whole = whole_of(problem, found.graph)
-        if whole is None:
-            reason = "the rest of the model reads inner tensors of the judged part"
-            taken = (Refusal(edit.rule, edit.nodes, reason) for edit in found.edits)
-            found, rows = Refused((*found.refused, *taken)), ()
-        else:
-            model = onnx.ModelProto()
-            model.CopyFrom(whole)
-            for key, value in as_metadata(rows, problem.model.digest).items():
-                kept = [p for p in model.metadata_props if p.key != key]
-                del model.metadata_props[:]
-                model.metadata_props.extend(kept)
-                model.metadata_props.add(key=key, value=value)
-    return Repaired(problem.model.name, problem.model.digest, folder, found, rows, model)
+    facts = facts_of(found, problem)
+    model = repaired_model(found, facts, problem) if isinstance(found, Repair) else None
+    return Repaired(problem.model.name, problem.model.digest, folder, found, facts, model)
 
 
-def write_repair(result: Repaired) -> None:
-    """Writes repair.json and, where there is one, the repaired model; an older one goes.
+def repaired_model(found: Repair, facts: RepairFacts, problem: Problem) -> onnx.ModelProto:
+    """The whole repaired model, whose metadata says what was done."""
+    whole = whole_of(problem, found.graph)
+    assert whole is not None, "find_repair refuses what cannot be put back"
+    model = onnx.ModelProto()
+    model.CopyFrom(whole)
+    added = as_metadata(facts.rows, problem.model.digest)
+    kept = [p for p in model.metadata_props if p.key not in added]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    for key, value in added.items():
+        model.metadata_props.add(key=key, value=value)
+    return model
 
-    Raises:
-        MachineError: the disk is full.
-        BadInputError: the folder cannot be written.
-    """
-    record = {REPAIR: to_json(result.as_json()) + "\n"}
-    for name in (REPAIRED_MODEL, f"{REPAIRED_MODEL}.data"):
-        (result.folder / name).unlink(missing_ok=True)
-    models = {} if result.model is None else {REPAIRED_MODEL: result.model}
-    write_files(result.folder, {**models, **record})
 
-
-def rows_of(repair: Repair, original: Graph) -> tuple[RepairRow, ...]:
-    """A row for each edit, in the order in which they were made."""
-    nodes = {name: node for node, name in original.named_nodes()}
-    return tuple(_row(edit, repair, nodes) for edit in repair.edits)
+def facts_of(found: Repair | Refused, problem: Problem) -> RepairFacts:
+    """The rows of a repair, in the order in which the edits were made, and its proof."""
+    refused = tuple(RefusedRow(r.rule.value, r.nodes, r.reason) for r in found.refused)
+    if isinstance(found, Refused):
+        return RepairFacts(refused=refused)
+    nodes = {name: node for node, name in problem.graph.named_nodes()}
+    proof = RepairProof(
+        tried=found.tried,
+        missed_before=found.original.missed,
+        missed_after=found.repaired.missed,
+        score_before=found.original.score,
+        score_after=found.repaired.score,
+        fp32_change=found.change.share,
+        fp32_noise=found.change.noise,
+        headroom=found.headroom,
+    )
+    return RepairFacts(tuple(_row(edit, found, nodes) for edit in found.edits), proof, refused)
 
 
 def _row(edit: Edit, repair: Repair, nodes: Mapping[str, onnx.NodeProto]) -> RepairRow:
     found = [origin_of(nodes[name]) for name in edit.nodes if name in nodes]
     sources = dict.fromkeys(f"{o.file}:{o.line}" for o in found if o.file)
+    without = repair.without.get(edit.rule)
     return RepairRow(
         rule=edit.rule.value,
         nodes=edit.nodes,
@@ -126,35 +220,13 @@ def _row(edit: Edit, repair: Repair, nodes: Mapping[str, onnx.NodeProto]) -> Rep
         largest_before=_largest(edit, repair.before),
         largest_after=_largest(edit, repair.after),
         nodes_added=sum(len(new) for new in edit.replaced.values()) - len(edit.replaced),
+        score_without=None if without is None else without.score,
+        missed_without=None if without is None else without.missed,
     )
 
 
 def _largest(edit: Edit, ranges: Ranges) -> float | None:
     return max((ranges[t].largest for t in edit.tensors if t in ranges), default=None)
-
-
-def refusals_json(found: Repair | Refused) -> list[dict[str, Any]]:
-    """What was not repaired, and why."""
-    return [
-        {"rule": r.rule.value, "nodes": list(r.nodes), "reason": r.reason} for r in found.refused
-    ]
-
-
-def repair_json(found: Repair | Refused, rows: Sequence[RepairRow]) -> dict[str, Any]:
-    """The content of repair.json."""
-    record: dict[str, Any] = {"repairs": [asdict(row) for row in rows]}
-    if isinstance(found, Repair):
-        record |= {
-            "missed_before": found.original.missed,
-            "missed_after": found.repaired.missed,
-            "tried": found.tried,
-            "score_before": found.original.score,
-            "score_after": found.repaired.score,
-            "fp32_change": found.change.share,
-            "fp32_noise": found.change.noise,
-            "headroom": found.headroom,
-        }
-    return {**record, "refused": refusals_json(found)}
 
 
 def as_metadata(rows: Sequence[RepairRow], original_digest: str) -> dict[str, str]:
@@ -177,20 +249,31 @@ def headline(found: Repair | Refused) -> str:
     )
 
 
-def lines(found: Repair | Refused, rows: Sequence[RepairRow]) -> list[str]:
+def lines(facts: RepairFacts) -> list[str]:
     """The edits, the proof and the refusals, a line each."""
-    said = [line_of(row) for row in rows]
-    if isinstance(found, Repair):
-        said.append(
-            f"proof: FP32 changes by {found.change.share:.2g} of an output's largest value (noise "
-            f"{found.change.noise:.2g}); inputs up to {found.headroom:g} times as large fit"
-        )
-    counts: dict[str, int] = {}
-    for refusal in found.refused:
-        words = f"{refusal.rule.value}: {refusal.reason}"
-        counts[words] = counts.get(words, 0) + 1
-    said += [f"refused: {w}" + (f" ({n} times)" if n > 1 else "") for w, n in counts.items()]
+    return [*edit_lines(facts), *refusal_lines(facts)]
+
+
+def edit_lines(facts: RepairFacts) -> list[str]:
+    """The edits and their proof, a line each."""
+    said = [line_of(row) for row in facts.rows]
+    if facts.proof is not None:
+        said.append(f"proof: {proof_sentence(facts.proof)}")
     return said
+
+
+def proof_sentence(proof: RepairProof) -> str:
+    """What FP32 changes, and the largest inputs that fit."""
+    return (
+        f"FP32 changes by {proof.fp32_change:.2g} of an output's largest value (noise "
+        f"{proof.fp32_noise:.2g}); inputs up to {proof.headroom:g} times as large fit"
+    )
+
+
+def refusal_lines(facts: RepairFacts) -> list[str]:
+    """Why edits were refused, a line for each reason."""
+    counts = Counter(f"{row.rule}: {row.reason}" for row in facts.refused)
+    return [f"refused: {w}" + (f" ({n} times)" if n > 1 else "") for w, n in counts.items()]
 
 
 def line_of(row: RepairRow) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,16 +15,19 @@ import onnxruntime as ort
 import pandas as pd
 
 from bisect_trt.base.display import printable
+from bisect_trt.base.errors import EXIT_OK
 from bisect_trt.base.limits import thread_count
-from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding
+from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding, ValidationVerdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.model.inputs import dynamic_inputs
 from bisect_trt.model.patterns import find_patterns
+from bisect_trt.report.choices import AS_IS, BF16, FP32, PLAN, REPAIRED, Choice, Passes
 from bisect_trt.report.headline import answer_lines, files_line
 from bisect_trt.report.html import as_fragment
 from bisect_trt.report.markdown import answer_as_markdown
 from bisect_trt.report.record import EngineFacts, MarkingEffect, Record, SearchFacts
+from bisect_trt.report.repairs import RepairFacts, facts_of
 from bisect_trt.report.tables import (
     cost_table,
     findings_of,
@@ -130,17 +134,22 @@ def summarise(
     state: RunState, run_statistics: RunStatistics, seconds: float, command: str = "run"
 ) -> Result:
     """Makes the record of a run, or of ``compare`` by ``command``."""
+    if command == "run":
+        return _with_choices(_of_graph(state, run_statistics, seconds), state, run_statistics)
+    diagnosis = state.diagnosis or Diagnosis(Cause.UNKNOWN, "Not searched: error tables only.")
+    answer = _answer(state, run_statistics, diagnosis)
+    found = _result(state, run_statistics, diagnosis, answer, seconds)
+    return replace(found, complete=False, command=_command(state, run_statistics, command))
+
+
+def _of_graph(state: RunState, run_statistics: RunStatistics, seconds: float) -> Result:
+    """The record of a run on the original graph, or of its steps on the repaired one."""
     if state.out_of_time:
         return _summarise_cut_short(state, run_statistics, seconds)
     diagnosis = state.diagnosis
-    if diagnosis is None:
-        diagnosis = Diagnosis(Cause.UNKNOWN, "Not searched: error tables only.")
-    found = _result(
-        state, run_statistics, diagnosis, _answer(state, run_statistics, diagnosis), seconds
-    )
-    if command == "run":
-        return found
-    return replace(found, complete=False, command=_command(state, run_statistics, command))
+    assert diagnosis is not None, "a run ends with a diagnosis"
+    answer = _answer(state, run_statistics, diagnosis)
+    return _result(state, run_statistics, diagnosis, answer, seconds)
 
 
 def summarise_interrupted(
@@ -152,12 +161,16 @@ def summarise_interrupted(
     found = state.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was known.")
     answer = _answer_so_far(state, run_statistics, found)
     if answer is None or answer.final is None:
-        return None
+        if state.repaired is None:
+            return None
+        # The repaired graph has an answer already.
+        answer = _Answer(state.base.with_pins(state.problem.names), None, {}, False)
     sentence = (
         f"{found.sentence} Interrupted: this is the best plan so far; run the same command again "
         "to go on."
     )
-    return _result(state, run_statistics, replace(found, sentence=sentence), answer, seconds)
+    result = _result(state, run_statistics, replace(found, sentence=sentence), answer, seconds)
+    return _with_choices(result, state, run_statistics)
 
 
 def _summarise_cut_short(state: RunState, run_statistics: RunStatistics, seconds: float) -> Result:
@@ -267,6 +280,116 @@ def _result(
     )
 
 
+def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -> Result:
+    """The better of the answers on the original and the repaired graph, beside the choices."""
+    facts = RepairFacts() if state.repair is None else facts_of(state.repair, state.problem)
+    own = replace(own, repair=facts)
+    theirs = None
+    if state.repaired is not None:
+        repaired = state.repaired
+        theirs = _of_graph(repaired.state, repaired.run_statistics, own.seconds)
+    better = theirs is not None and _rank(theirs) > _rank(own)
+    choices = choices_of(state, own, theirs)
+    if theirs is None or not better:
+        return replace(own, choices=_recommending(choices, own, repaired=False))
+    return replace(_on_repaired(own, theirs), choices=_recommending(choices, theirs, repaired=True))
+
+
+def _rank(result: Result) -> tuple[bool, int, int]:
+    """How good an answer is: met, the word of its validation, then fewer layers in FP32."""
+    met = result.passed and not result.is_refuted
+    order = [ValidationVerdict.OVERFITTED, ValidationVerdict.INCONCLUSIVE]
+    order.append(ValidationVerdict.VALIDATED)
+    word = result.validation.word if result.validation is not None else None
+    kept = result.layer_count if result.plan.base is Precision.FP32 else len(result.pinned)
+    return met, order.index(word) if word is not None else -1, -kept
+
+
+def choices_of(state: RunState, own: Result, theirs: Result | None) -> list[Choice]:
+    """The rows that there are, none of them recommended yet."""
+    judge, base = state.engine or state.baselines, state.base.with_pins(())
+    if judge is None:
+        return []
+    names = [layer.name for layer in state.problem.layers]
+    is_base = own.plan.base is base.base and not own.plan.chosen
+    passes = Passes.GIVEN if own.base_score <= 1.0 else Passes.NO
+    rows = [_choice(AS_IS, base, names, own.base_score, passes)]
+    if is_base:
+        rows = [_choice_of(AS_IS, own, names)]
+    if theirs is not None:
+        rows.append(replace(_choice_of(REPAIRED, theirs, theirs.pinned), repaired=True))
+    all_fp32 = own.plan.base is Precision.FP32 or len(own.pinned) == len(names)
+    if own.passed and not is_base and not all_fp32:
+        rows.append(_choice_of(PLAN, own, names))
+    if state.bf16 is not None:
+        found, validation = state.bf16.evaluation, state.bf16.validation
+        passes = Passes.of(found.verdict.passed, validation)
+        layers = [layer.name for layer in state.problem.graph.layers_at(Precision.BF16)]
+        rows.append(_choice(BF16, found.plan, layers, found.score, passes))
+    fp32 = judge.fp32
+    passes = Passes.of(fp32.verdict.passed, own.validation if all_fp32 else None)
+    everything = PrecisionPlan(Precision.FP32, frozenset(names))
+    rows.append(_choice(FP32, everything, names, fp32.score, passes))
+    return rows
+
+
+def _choice(
+    name: str, plan: PrecisionPlan, names: Sequence[str], score: float, passes: Passes
+) -> Choice:
+    pinned = tuple(layer for layer in names if layer in plan.pinned)
+    return Choice(name, plan, pinned, repaired=False, worst_score=score, passes=passes)
+
+
+def _choice_of(name: str, result: Result, names: Sequence[str]) -> Choice:
+    """The row of an answer."""
+    passes = Passes.of(result.passed and not result.is_refuted, result.validation)
+    return _choice(name, result.plan, names, result.score, passes)
+
+
+def _recommending(choices: Sequence[Choice], answer: Result, *, repaired: bool) -> list[Choice]:
+    """``choices`` with the row of ``answer`` recommended, if that is met."""
+    if answer.exit_code != EXIT_OK:
+        return list(choices)
+    name = FP32
+    for choice in choices:
+        if choice.repaired == repaired and choice.plan == answer.plan:
+            name = choice.name
+            break
+    return [replace(choice, recommended=choice.name == name) for choice in choices]
+
+
+def _on_repaired(own: Result, theirs: Result) -> Result:
+    """The answer on the repaired graph, with what the run says of the original."""
+    outputs = theirs.outputs.assign(baseline="repaired " + theirs.outputs["baseline"])
+    by_requirement = theirs.by_requirement
+    if len(own.by_requirement) == len(by_requirement):
+        by_requirement = by_requirement.assign(
+            reduced_score=list(own.by_requirement["reduced_score"]),
+            baselines=list(own.by_requirement["baselines"]),
+        )
+    counts = Counter(own.evaluations)
+    counts.update(theirs.evaluations)
+    return replace(
+        theirs,
+        model=own.model,
+        cause=own.cause,
+        sentence=own.sentence,
+        causes=own.causes,
+        base_score=own.base_score,
+        outputs=pd.concat([own.outputs, outputs], ignore_index=True),
+        by_requirement=by_requirement,
+        evaluations=dict(counts),
+        new_evaluations=own.new_evaluations + theirs.new_evaluations,
+        sensitivity_runs=own.sensitivity_runs + theirs.sensitivity_runs,
+        out_of_time=own.out_of_time,
+        interrupted=own.interrupted,
+        command=own.command,
+        model_digest=own.model_digest,
+        searched=own.searched,
+        repair=own.repair,
+    )
+
+
 def _of_run(state: RunState, run_statistics: RunStatistics) -> dict[str, Any]:
     """The fields of the record that do not depend on the answer."""
     problem, settings = state.problem, state.problem.settings
@@ -285,7 +408,6 @@ def _of_run(state: RunState, run_statistics: RunStatistics) -> dict[str, Any]:
         "versions": {**versions(), **run_statistics.versions},
         "engine": engine_facts(state, run_statistics),
         "metrics": [as_word(metric) for metric in settings.metrics],
-        "rewritten": list(problem.rewritten),
         "validation": state.validation,
         "inputs": state.inputs if state.inputs is not None else pd.DataFrame(),
         "tradeoff": state.tradeoff if state.tradeoff is not None else pd.DataFrame(),

@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bisect_trt.base.display import counted, plural
+from bisect_trt.base.display import counted, plural, some_of
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.metrics.requirements import brief
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.patterns import Origin, Pattern, list_origins
 from bisect_trt.model.walk import captured_names
+from bisect_trt.report.choices import Choice, Passes
 from bisect_trt.report.columns import PINS, names_in
 from bisect_trt.report.record import Record
+from bisect_trt.report.repairs import RepairFacts
 from bisect_trt.steps.answer import RunState
 
 
@@ -250,6 +253,39 @@ def worst_inputs(table: pd.DataFrame) -> pd.DataFrame:
         return table.head(12)
     order = table[scored].max(axis=1).sort_values(ascending=False, kind="stable").index
     return table.loc[order].head(12)
+
+
+def choices_table(choices: Sequence[Choice], rules: Sequence[str]) -> pd.DataFrame:
+    """A row per choice, the recommended one marked; ``rules`` are those of the repair."""
+    rows = []
+    for choice in choices:
+        words = {Passes.VALIDATED: "validated", Passes.GIVEN: "your inputs", Passes.NO: "no"}
+        name = f"{choice.name} ({', '.join(rules)})" if choice.repaired else choice.name
+        row: dict[str, object] = {"": ">" if choice.recommended else "", "choice": name}
+        row |= {"FP32 layers": len(choice.pinned), "worst score": brief(choice.worst_score)}
+        rows.append({**row, "passes": words[choice.passes]})
+    return pd.DataFrame(rows)
+
+
+def repairs_table(facts: RepairFacts) -> pd.DataFrame:
+    """A row per edit of the graph."""
+    rows = []
+    for row in facts.rows:
+        found: dict[str, object] = {"rule": row.rule, "nodes": some_of(list(row.nodes))}
+        found |= {"in the code": ", ".join(row.sources), "edit": row.sentence}
+        constants = "; ".join(
+            f"{name}: {before}, then {after}" for name, before, after in row.constants
+        )
+        found |= {"constants": constants, "largest before": _maybe(row.largest_before)}
+        found |= {"largest after": _maybe(row.largest_after), "nodes added": row.nodes_added}
+        found |= {"score without the rule": _maybe(row.score_without), "identity": row.identity}
+        rows.append(found)
+    table = pd.DataFrame(rows)
+    return table.drop(columns=[c for c in ("in the code",) if len(table) and not table[c].any()])
+
+
+def _maybe(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:

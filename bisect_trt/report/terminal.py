@@ -40,10 +40,10 @@ from bisect_trt.report.reduced import (
     search_lines,
 )
 from bisect_trt.report.reduced import headline as headline_of_subgraph
-from bisect_trt.report.repairs import Repaired
+from bisect_trt.report.repairs import Repaired, edit_lines, refusal_lines
 from bisect_trt.report.repairs import headline as headline_of_repair
 from bisect_trt.report.repairs import lines as lines_of_repair
-from bisect_trt.report.tables import OUTPUT_COLUMNS, suspect_layers
+from bisect_trt.report.tables import OUTPUT_COLUMNS, choices_table, suspect_layers
 from bisect_trt.steps.verify import Verification
 
 
@@ -224,12 +224,21 @@ SHOWN_ROWS = 20
 _COLOURS = {"ok": "green", "unsure": "yellow", "bad": "red"}
 
 
-def print_verdict(console: Console, result: Record) -> None:
-    """Prints the answer, the pins with their proofs, the outputs and the files."""
+def print_verdict(console: Console, result: Record, *, verbose: bool = False) -> None:
+    """Prints the answer, the choices, the pins with their proofs, the outputs and the files.
+
+    ``verbose`` adds the edits of the graph that were refused.
+    """
     headline, *lines = answer_lines(result)
     console.print(printable(headline), style=f"bold {_COLOURS[text.tone(result)]}")
     for line in lines:
         console.print(printable(line))
+    if result.choices:
+        console.print(_frame(choices_table(result.choices, result.repair.rules)))
+    for line in edit_lines(result.repair):
+        console.print(printable(line), soft_wrap=True)
+    for line in refusal_lines(result.repair) if verbose else ():
+        console.print(printable(line), soft_wrap=True)
     if len(result.pins):
         last = [c for c in ("held", "inherited") if c in result.pins]  # False sorts before True
         shown = list(result.pins.sort_values(last, kind="stable").itertuples())[:SHOWN_ROWS]
@@ -343,7 +352,7 @@ def print_repair(console: Console, repaired: Repaired) -> None:
     good = repaired.exit_code == EXIT_OK
     answer = headline_of_repair(repaired.found)
     console.print(printable(answer), style="bold green" if good else "bold red")
-    for line in lines_of_repair(repaired.found, repaired.rows):
+    for line in lines_of_repair(repaired.facts):
         console.print(printable(line), soft_wrap=True)
     if repaired.model is not None:
         written = repaired.folder / REPAIRED_MODEL

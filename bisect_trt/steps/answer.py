@@ -32,6 +32,7 @@ from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.engine_diagnosis import not_reproducible, over_processes, runs_of
 from bisect_trt.steps.failing_inputs import UnseenInputs
 from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.repair import Refused, Repair
 from bisect_trt.steps.search_set import all_in_fp32
 from bisect_trt.steps.select_fitted import Bisection
 from bisect_trt.steps.tradeoff import measure_tradeoff
@@ -45,10 +46,27 @@ from bisect_trt.steps.validation_inputs import (
 
 
 @dataclass(frozen=True)
+class Answered:
+    """The last state of the steps on the repaired graph, and their statistics."""
+
+    state: RunState
+    run_statistics: RunStatistics
+
+
+@dataclass(frozen=True)
+class InBF16:
+    """Everything in BF16: the judge's ``evaluation``, and its ``validation`` where that passes."""
+
+    evaluation: Evaluation
+    validation: Validation | None
+
+
+@dataclass(frozen=True)
 class RunState:
     """The steps' records; None where a run ended before the step, or did not need it.
 
     ``settled``: the diagnosis that ended the run early.
+    ``repair``: what the graph's repair came to; ``repaired``: the answer on the repaired graph.
     ``inputs``: a row for each input; ``tradeoff``: a row for each number of pins.
     ``reproducibility``: that of the answer's engine.
     ``not_reproducible``: the diagnosis where that takes the answer back.
@@ -60,6 +78,9 @@ class RunState:
     baselines: Baselines | None = None
     engine: EngineBaselines | None = None
     triage: Triage | None = None
+    repair: Repair | Refused | None = None
+    repaired: Answered | None = None
+    bf16: InBF16 | None = None
     bisection: Bisection | None = None
     judgement: Judgement | None = None
     unseen: UnseenInputs | None = None
@@ -355,6 +376,35 @@ def plan_of_answer(state: RunState, context: Context) -> PrecisionPlan | None:
     if state.settled.cause is Cause.TF32 and judge.fp32.verdict.passed:
         return PrecisionPlan(Precision.FP32)
     return None
+
+
+def in_bf16(problem: Problem) -> Problem:
+    """``problem`` with everything in BF16."""
+    settings = replace(problem.settings, precision=Precision.BF16, repair="none")
+    layers = problem.graph.layers_at(Precision.BF16)
+    names = {layer.name for layer in layers}
+    return replace(
+        problem,
+        settings=settings,
+        layers=layers,
+        golden=None,
+        held_pins=problem.held_pins & names,
+        kept_reduced=problem.kept_reduced & names,
+        older=None,
+        begin=frozenset(),
+    )
+
+
+def measure_bf16(problem: Problem, context: Context) -> InBF16:
+    """Evaluate everything in BF16, and validate it for a while where it passes."""
+    context.observer.step("bf16")
+    evaluations = [judge.evaluate(problem.base) for judge in context.judges]
+    worst = max(evaluations, key=lambda found: (not found.verdict.passed, found.score))
+    if not worst.verdict.passed:
+        return InBF16(worst, None)
+    limit_s = problem.settings.limits.refused_time_s
+    test = next_test(problem, context).within(problem, context.pace.usual_seconds, limit_s)
+    return InBF16(worst, validate(problem, context, context.judges, problem.base, test))
 
 
 def with_tables(state: RunState, context: Context) -> RunState:

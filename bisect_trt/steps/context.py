@@ -31,6 +31,7 @@ from bisect_trt.runners.device import CPU
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.emulator_workers import EmulatorPool
 from bisect_trt.runners.second_emulator import WholeModelRunner
+from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.steps.open_runners import (
     EngineRunner,
     Pace,
@@ -137,9 +138,6 @@ class Context:
         problem = self.problem
         self.in_turn = problem.reference.is_large
         self.samples_a_turn = SAMPLES_A_TURN
-        if self.emulator.device != CPU:
-            # References of given inputs stay with the CPU, whose FP32 is the definition.
-            self.references.use_for_copied(self._on_gpu)
         self.log: list[Evaluation] = []
         self.tests = 0
         self.in_hand: frozenset[str] | None = None
@@ -149,6 +147,7 @@ class Context:
         self._gpu_lock = Lock()
         self._key = problem.key
         self._findings: list[Finding] = []
+        self.opening_findings = tuple[Finding, ...]()
         self._progress_at = time.monotonic()
         self._best: int | None = None
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
@@ -174,10 +173,14 @@ class Context:
         """The digests of the augmented inputs of all streams before ``stream``."""
         return frozenset().union(*(d for s, d in self._augmented.items() if s < stream))
 
-    def _on_gpu(self, sample: Sample) -> Arrays:
+    def on_gpu(self, sample: Sample) -> Arrays:
         """The FP32 outputs of a copy, which large models give much faster than on the CPU."""
         with self._gpu_lock:
             return next(iter(self.emulator.outputs(PrecisionPlan(Precision.FP32), [sample])))
+
+    def engine_takes(self, sample: Sample) -> bool:
+        """Whether the engine that judges takes inputs of these shapes; True without one."""
+        return not isinstance(self.opened, TensorRTRunner) or self.opened.takes(sample)
 
     @property
     def evaluators(self) -> list[Evaluator]:
@@ -342,6 +345,43 @@ def open_context(
         raise StoppedError("run the same command again to go on from here") from error
 
 
+@contextmanager
+def open_beside(context: Context, problem: Problem) -> Iterator[Context]:
+    """Open what judges another graph or precision of the same model in the same run.
+
+    Folder, cache and references are those of ``context``, and so is the count of validations.
+    At most half of the time that is left may be spent.
+
+    Raises:
+        RunnerUnavailableError: the engine that judges is not there any more.
+    """
+    time_budget = context.time.child(0.5)
+    with ExitStack() as opened:
+        engine = None
+        if context.opened is not None:
+            engine = open_engine(problem, context.folder / "caches")
+        if engine is not None:
+            opened.enter_context(closing(engine))
+        inner = Context(
+            problem=problem,
+            observer=TimedObserver(context.observer, time_budget),
+            folder=context.folder,
+            cache=context.cache,
+            opened=engine,
+            emulator=open_emulator(problem, emulator_device(problem.settings)),
+            emulator_pool=None,
+            time=time_budget,
+            references=context.references,
+        )
+        inner._findings += context.opening_findings
+        # Each validation of a run has inputs and a share of the risk of its own.
+        inner.tests = context.tests
+        try:
+            yield inner
+        finally:
+            context.tests = inner.tests
+
+
 def _opened(
     problem: Problem,
     observer: Observer,
@@ -375,6 +415,9 @@ def _opened(
         time=time_budget,
         references=references,
     )
+    if emulator.device != CPU:
+        # References of given inputs stay with the CPU, whose FP32 is the definition.
+        references.use_for_copied(context.on_gpu)
     context.note(*of_scales)
     if engine is None and (words := idle_options(settings)):
         context.note(Finding("no-engine", "", words))
@@ -382,4 +425,5 @@ def _opened(
         context.note(Finding("cache", CACHE, cache.note))
     if pool is not None and len(pool) < settings.workers:
         context.note(Finding("workers", "", fewer_hired(settings.workers, len(pool))))
+    context.opening_findings = tuple(context._findings)
     return context

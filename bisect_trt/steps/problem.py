@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-
-import onnx
 
 from bisect_trt.base.display import some_of
 from bisect_trt.base.errors import BadInputError
@@ -26,9 +24,8 @@ from bisect_trt.inputs.samples import (
     suspicious_inputs,
     untested_sizes,
 )
-from bisect_trt.metrics.arrays import Arrays, largest_finite
+from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.decisions import is_decision
-from bisect_trt.metrics.errors import tensor_error
 from bisect_trt.metrics.parser import load_metrics, parse_requirements
 from bisect_trt.metrics.requirements import Requirements
 from bisect_trt.metrics.rounding import INFINITE_FROM
@@ -49,44 +46,12 @@ from bisect_trt.model.outputs import (
 )
 from bisect_trt.model.precision_rules import FLOATS
 from bisect_trt.model.roundings import list_movers
-from bisect_trt.repair.edits import origins_of
-from bisect_trt.repair.rules import fuse_layernorm
-from bisect_trt.runners.ort_session import reference_session, run_all
 from bisect_trt.runners.reference import Lookups, Reference
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.settings import Settings
 from bisect_trt.steps.memory_need import check_need, need_of, usual_seconds
 from bisect_trt.steps.saved_plan import SavedPlan, begun_at, held_layers, marked_layers, read_plan
 from bisect_trt.version import __version__
-
-MAX_REWRITE_ERROR = 1e-6
-"""Of an output's largest value, in FP32."""
-
-
-def rewritten(model: onnx.ModelProto, samples: Sequence[Sample], name: str) -> Graph:
-    """``model`` after a rewrite, checked on the inputs.
-
-    Raises:
-        BadInputError: nothing matches, or an output moves by more than :data:`MAX_REWRITE_ERROR`.
-    """
-    fused = {"layernorm": fuse_layernorm}[name](model)
-    sessions = [reference_session(source) for source in (model, fused.proto)]
-    for sample in samples:
-        old, new = (run_all(session, sample.arrays, sample.name) for session in sessions)
-        for output, expected in old.items():
-            error = tensor_error(expected, new[output])
-            size = largest_finite(expected) if expected.dtype.kind == "f" else 0.0
-            if error.finite and error.max_abs <= MAX_REWRITE_ERROR * size:
-                continue
-            moved = "becomes NaN or infinite"
-            if error.finite:
-                share = error.max_abs / max(size, 1e-30)
-                moved = f"moves by {error.max_abs:.2g} ({share:.1g} of its largest value)"
-            raise BadInputError(
-                f"--rewrite {name}: output {output!r} {moved} in FP32 on {sample.name}; that is "
-                f"more than {MAX_REWRITE_ERROR:g}, so the rewrite is refused"
-            )
-    return fused
 
 
 def odd_outputs(
@@ -126,8 +91,7 @@ class Problem:
     empty where all of it is judged. ``lifted`` says that the source is reduced already.
     ``layers`` can run at the settings' precision. No search sees ``holdout``.
     ``golden`` are the original framework's outputs, ``reference`` is the opened FP32 model,
-    ``metrics`` are the user's own. ``rewritten`` maps the layers that ``--rewrite`` made to those
-    they stand for.
+    ``metrics`` are the user's own.
     ``held_pins`` stay in FP32 and ``kept_reduced`` reduced whatever the search finds. The engine
     does not take ``unsupported`` reduced; the lifted source keeps ``source_fp32`` in FP32.
     The search begins with ``begin``, pins of the ``older`` plan. Tables show the ``marked`` layers,
@@ -148,7 +112,6 @@ class Problem:
     metrics: tuple[UserMetric, ...]
     golden: Arrays | None
     reference: Reference
-    rewritten: Mapping[str, tuple[str, ...]]
     held_pins: frozenset[str]
     kept_reduced: frozenset[str]
     source_fp32: frozenset[str]
@@ -258,19 +221,6 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     samples, holdout, counted = load_inputs(settings, specs, observer, seen, searches=searches)
     findings += counted
     check_need(need_of(graph, settings, [*samples, *holdout]), model.name)
-    replaced: Mapping[str, tuple[str, ...]] = {}
-    if settings.rewrite is not None:
-        fused = rewritten(model.proto, samples, settings.rewrite)
-        replaced = {n.name: origins_of(n) for n in fused.proto.graph.node if origins_of(n)}
-        digest = f"{model.digest}+{settings.rewrite}"
-        model = replace(model, proto=fused.proto, digest=digest, written_out=False)
-        graph = replace(graph, proto=model.proto)
-    if replaced:
-        message = (
-            f"{len(replaced)} LayerNorms were rewritten as one operator each; model.rewritten.onnx "
-            "is what the plan is for"
-        )
-        findings.append(Finding("rewrite", next(iter(replaced)), message))
     problem = _problem(
         settings,
         source,
@@ -280,7 +230,6 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         samples=samples,
         holdout=holdout,
         older=older,
-        replaced=replaced,
         findings=findings,
     )
     for finding in problem.findings:
@@ -298,7 +247,6 @@ def _problem(
     samples: Sequence[Sample],
     holdout: Sequence[Sample],
     older: SavedPlan | None,
-    replaced: Mapping[str, tuple[str, ...]],
     findings: Sequence[Finding],
 ) -> Problem:
     """The problem of a model and its inputs, with layers, requirements and further findings."""
@@ -328,7 +276,6 @@ def _problem(
         metrics=metrics,
         golden=load_golden(settings, graph, len(samples)),
         reference=Reference(graph, model.name, settings.threads or 0, settings.limits.large_bytes),
-        rewritten=replaced,
         held_pins=held_pins,
         kept_reduced=kept_reduced,
         source_fp32=source_fp32,

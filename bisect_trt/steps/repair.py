@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -15,10 +16,14 @@ from onnx.reference import ReferenceEvaluator
 from bisect_trt.base.errors import BadInputError, RunnerFailedError, one_line
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
+from bisect_trt.evaluate.cache import content_key
 from bisect_trt.inputs.perturbations import has_two_values
 from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.model.cautions import cautions
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
+from bisect_trt.model.load import proto_digest
+from bisect_trt.model.lost_constants import weight_findings
 from bisect_trt.model.roundings import list_movers
 from bisect_trt.model.tensor_types import in_double
 from bisect_trt.model.walk import replace_nodes, tensors_read
@@ -42,6 +47,8 @@ from bisect_trt.steps.samples import SEARCH_STREAM, perturbs
 
 RANGED_INPUTS = 4
 """Given inputs that ranges, noise and headroom are measured on."""
+
+Measured = TypeVar("Measured")
 
 PERTURBED_INPUTS = 16
 """Perturbed inputs on which the repaired graph is compared with the original."""
@@ -111,9 +118,9 @@ class Repair:
     """A repaired graph and what proves it.
 
     ``refused`` are proposals that were not made or were taken back. ``original`` and ``repaired``
-    say how wrong everything reduced is on the ``tried`` inputs, ``change`` what the edits change in
-    FP32. ``headroom`` is the factor on the inputs up to which the repair holds. ``before`` and
-    ``after`` are the ranges of the tensors.
+    say how wrong everything reduced is on the ``tried`` inputs, ``without`` how wrong it is without
+    a rule's edits, ``change`` what the edits change in FP32. ``headroom`` is the factor on the
+    inputs up to which the repair holds. ``before`` and ``after`` are the ranges of the tensors.
     """
 
     graph: Graph
@@ -121,6 +128,7 @@ class Repair:
     refused: tuple[Refusal, ...]
     original: Error
     repaired: Error
+    without: Mapping[Rule, Error]
     tried: int
     change: Change
     headroom: float
@@ -148,20 +156,67 @@ def find_repair(problem: Problem, context: Context, rules: Collection[Rule]) -> 
         RunnerFailedError: the original graph cannot be run on an input.
     """
     context.observer.step("repair")
-    return _Prover(problem, context).best(rules)
+    found = _Prover(problem, context).best(rules)
+    if isinstance(found, Repair) and whole_of(problem, found.graph) is None:
+        reason = "the rest of the model reads inner tensors of the judged part"
+        taken = (Refusal(edit.rule, edit.nodes, reason) for edit in found.edits)
+        return Refused((*found.refused, *taken))
+    return found
+
+
+def repaired_problem(problem: Problem, found: Repair) -> Problem:
+    """``problem`` with the repaired graph; the original stays the reference."""
+    whole = whole_of(problem, found.graph)
+    assert whole is not None, "find_repair refuses what cannot be put back"
+    return problem_on(problem, found.graph, whole)
+
+
+def problem_on(problem: Problem, graph: Graph, whole: onnx.ModelProto) -> Problem:
+    """``problem`` with a repaired ``graph``, the judged part of ``whole``."""
+    settings, original = problem.settings, problem.graph
+    of_graph = {*cautions(original), *weight_findings(original, settings.precision)}
+    findings = [finding for finding in problem.findings if finding not in of_graph]
+    findings += [*cautions(graph), *weight_findings(graph, settings.precision)]
+    digest = content_key(problem.model.digest, proto_digest(graph.proto))
+    return replace(
+        problem,
+        settings=replace(settings, repair="none"),
+        model=replace(problem.model, proto=whole, digest=digest, written_out=False),
+        graph=graph,
+        whole=replace(problem.whole, proto=whole) if problem.judged else graph,
+        layers=graph.layers_at(settings.precision),
+        golden=None,
+        held_pins=_carried(graph, problem.held_pins),
+        kept_reduced=_carried(graph, problem.kept_reduced),
+        source_fp32=_carried(graph, problem.source_fp32),
+        unsupported=_carried(graph, problem.unsupported),
+        older=None,
+        begin=frozenset(),
+        marked=None if problem.marked is None else _carried(graph, problem.marked),
+        findings=tuple(findings),
+    )
 
 
 def repair_alone(problem: Problem, context: Context, rules: Collection[Rule]) -> Repair | Refused:
     """As :func:`find_repair`, where everything reduced misses a given input."""
-    if problem.settings.precision is not Precision.FP16:
-        raise BadInputError(
-            f"{problem.model.name}: only FP16's range is repaired, and its source is "
-            f"{problem.settings.precision.value.upper()}"
-        )
+    check_repairable(problem)
     context.observer.step("baselines")
     if context.evaluator.evaluate(problem.base).verdict.passed:
         return Refused(is_right=True)
     return find_repair(problem, context, rules)
+
+
+def check_repairable(problem: Problem) -> None:
+    """Refuse another precision than FP16.
+
+    Raises:
+        BadInputError: names the model.
+    """
+    if problem.settings.precision is not Precision.FP16:
+        raise BadInputError(
+            f"{problem.model.name}: only FP16's range is repaired, and its precision is "
+            f"{problem.settings.precision.value.upper()}; leave --repair out"
+        )
 
 
 def whole_of(problem: Problem, graph: Graph) -> onnx.ModelProto | None:
@@ -218,8 +273,7 @@ class _Prover:
         self._threads = problem.settings.threads or 0
         self._rounds = 0
         self._known: dict[tuple[Rule, ...], Edited] = {}
-        self._errors: dict[Graph, Error] = {}
-        self._changes: dict[Graph, Change] = {}
+        self._digests: dict[Graph, str] = {}
 
     def best(self, rules: Collection[Rule]) -> Repair | Refused:
         """Everything that ``rules`` propose, less what harms or does nothing."""
@@ -227,7 +281,7 @@ class _Prover:
         refused = list(found.refusals)
         found, taken_back = self._provable(found)
         refused += taken_back
-        found, taken_back = self._needed(found)
+        found, taken_back, errors_without = self._needed(found)
         refused += taken_back
         if not found.edits:
             return Refused(tuple(refused))
@@ -242,6 +296,7 @@ class _Prover:
             refused=tuple(refused),
             original=original,
             repaired=repaired,
+            without=errors_without,
             tried=len(self._judged),
             change=self._change(found.graph),
             headroom=headroom,
@@ -274,9 +329,12 @@ class _Prover:
     def _without_one(rules: Sequence[Rule]) -> Iterator[list[Rule]]:
         return ([r for r in rules if r is not left_out] for left_out in reversed(rules))
 
-    def _needed(self, found: Edited) -> tuple[Edited, list[Refusal]]:
-        """``found`` without the rules that do not make everything reduced less wrong."""
-        refused = list[Refusal]()
+    def _needed(self, found: Edited) -> tuple[Edited, list[Refusal], dict[Rule, Error]]:
+        """``found`` without the rules that do not make everything reduced less wrong.
+
+        The errors are those without each rule that stays.
+        """
+        refused, errors_without = list[Refusal](), dict[Rule, Error]()
         for rule in reversed(_rules_of(found)):
             less = self._edited([r for r in _rules_of(found) if r is not rule])
             with_it, without = self._error(found.graph), self._error(less.graph)
@@ -284,7 +342,9 @@ class _Prover:
                 edits = (e for e in found.edits if e.rule is rule)
                 refused += _taken_back(edits, "without it the error is as small")
                 found = less
-        return found, refused
+            else:
+                errors_without[rule] = without
+        return found, refused, errors_without
 
     def _beyond(self, graph: Graph, samples: Sequence[Sample] = ()) -> int:
         """How many tensors leave FP16's range on ``samples``, or on the given inputs."""
@@ -293,6 +353,16 @@ class _Prover:
 
     def _ranges(self, graph: Graph, given: Sequence[Sample] = ()) -> dict[str, Range]:
         """The FP32 range of each tensor that can be reduced, and of the inputs."""
+        key = [str(bool(given)), *(sample.digest for sample in given or self._given)]
+        measured = self._recalled(
+            "ranges",
+            graph,
+            key,
+            lambda: {t: asdict(r) for t, r in self._ranges_now(graph, given).items()},
+        )
+        return {tensor: Range(**numbers) for tensor, numbers in measured.items()}
+
+    def _ranges_now(self, graph: Graph, given: Sequence[Sample]) -> dict[str, Range]:
         found: dict[str, Range] = {}
         for tensor, now in self._observed(graph, evenly(given or self._given, RANGED_INPUTS)):
             found[tensor] = now if tensor not in found else now.joined(found[tensor])
@@ -327,11 +397,23 @@ class _Prover:
 
     def _error(self, graph: Graph) -> Error:
         """How wrong everything reduced is on given and perturbed inputs."""
-        if graph not in self._errors:
+
+        def measured() -> list[float]:
             references = [self._context.references.of(sample) for sample in self._judged]
-            scores = list(self._scores(graph, self._judged, references))
-            self._errors[graph] = Error(sum(s > 1.0 for s in scores), max(scores))
-        return self._errors[graph]
+            return list(self._scores(graph, self._judged, references))
+
+        scores = self._recalled("errors", graph, [s.digest for s in self._judged], measured)
+        return Error(sum(not s <= 1.0 for s in scores), max(scores))
+
+    def _recalled(
+        self, what: str, graph: Graph, parts: Sequence[str], compute: Callable[[], Measured]
+    ) -> Measured:
+        """What ``compute`` measures of ``graph``, or has measured in an earlier run."""
+        if graph not in self._digests:
+            self._digests[graph] = proto_digest(graph.proto)
+        plan = self._plan(graph).digest
+        key = [self._digests[graph], plan, *parts]
+        return self._context.recalled(f"repair-{what}", key, compute)
 
     def _scores(
         self, graph: Graph, samples: Sequence[Sample], references: Sequence[Arrays]
@@ -353,6 +435,10 @@ class _Prover:
         At a larger one an output is not finite, or misses because a tensor leaves the range that
         does not on the given inputs.
         """
+        parts = [repr(score), *(sample.digest for sample in self._given)]
+        return self._recalled("headroom", graph, parts, lambda: self._headroom_now(graph, score))
+
+    def _headroom_now(self, graph: Graph, score: float) -> float:
         limit = max(1.0, 2.0 * score)
         # The repaired graph's own FP32 is right where the original's may not be.
         exact = Reference(graph, threads=self._threads)
@@ -374,12 +460,13 @@ class _Prover:
         return found
 
     def _change(self, graph: Graph) -> Change:
-        if graph not in self._changes:
+        def measured() -> tuple[float, float, str]:
             probes = probes_of(self._given, self._perturbed)
-            self._changes[graph] = fp32_change(
-                self._problem.graph, graph, probes, self._threads, self._check_time
-            )
-        return self._changes[graph]
+            original = self._problem.graph
+            return astuple(fp32_change(original, graph, probes, self._threads, self._check_time))
+
+        parts = [sample.digest for sample in (*self._given, *self._perturbed)]
+        return Change(*self._recalled("change", graph, parts, measured))
 
 
 def probes_of(given: Sequence[Sample], perturbed: Sequence[Sample]) -> Iterator[Sample]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
+
+from bisect_trt.base.atomic_files import REPAIRED_MODEL
 from bisect_trt.base.display import counted
 from bisect_trt.base.errors import BadInputError, one_line
 from bisect_trt.base.outcomes import Finding
@@ -16,6 +19,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.scales import Scale
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
+from bisect_trt.model.lifted import SourceModel, load_source
 from bisect_trt.model.outputs import select_tensors
 from bisect_trt.settings import Settings
 
@@ -87,9 +91,11 @@ class SavedPlan:
 
     ``given_share`` and ``robust`` are the shares of the given and of unseen inputs that must pass.
     ``fitted`` says that the search used the given inputs alone. ``inputs`` are the digests of the
-    search's inputs, and ``chance`` seeded its copies. ``rewritten`` are the layers that a rewrite
-    made, ``scales`` the outputs' scales in the default requirement. ``outputs`` are the tensors
-    that were judged instead of the model's outputs.
+    search's inputs, and ``chance`` seeded its copies. ``scales`` are the outputs' scales in the
+    default requirement. ``outputs`` are the tensors that were judged instead of the model's
+    outputs. ``repaired`` says that the plan is for model.repaired.onnx, whose SHA-256 is
+    ``repaired_sha256``; that of the original is ``model_sha256``. ``rewritten`` are layers that
+    0.4.0's ``--rewrite`` made.
     """
 
     plan: PrecisionPlan
@@ -104,6 +110,10 @@ class SavedPlan:
     chance: str = ""
     scales: Mapping[str, Scale] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+    repaired: bool = False
+    model_sha256: str = ""
+    repaired_sha256: str = ""
+    choices: Mapping[str, tuple[PrecisionPlan, bool]] = field(default_factory=dict)
 
     @property
     def searched(self) -> Precision:
@@ -120,10 +130,63 @@ class SavedPlan:
         if absent:
             raise BadInputError(
                 f"{self.path}: the plan is for a model rewritten with --rewrite, and this one has "
-                f"no layer {absent[0]!r}; use model.rewritten.onnx of the run's folder, or pass "
-                "--rewrite layernorm to verify"
+                f"no layer {absent[0]!r}; use model.rewritten.onnx of the run's folder"
             )
         graph.check_plan(self.plan)
+
+    def source_of(self, model: str | Path | onnx.ModelProto) -> SourceModel:
+        """The model that the plan is for: ``model``, or its repaired form beside the plan.
+
+        Raises:
+            BadInputError: it cannot be read, or is another one.
+        """
+        source = load_source(model)
+        path = self._repaired_form(source.model.digest, source.model.name)
+        if path is None:
+            return source
+        source = load_source(path)
+        self._repaired_form(source.model.digest, str(path))
+        return source
+
+    def _repaired_form(self, digest: str, name: str) -> Path | None:
+        """The repaired model beside the plan, where the model with ``digest`` is its original.
+
+        None where the plan is for the model itself.
+        """
+        if not self.repaired:
+            if digest and digest == self.repaired_sha256:
+                raise BadInputError(
+                    f"{name}: {self.path} is for the model as it was before its repair; use that"
+                )
+            return None
+        if digest == self.repaired_sha256:
+            return None
+        if digest != self.model_sha256:
+            raise BadInputError(
+                f"{name}: {self.path} is for a repaired model, and this is neither that nor its "
+                f"original; use {REPAIRED_MODEL} of the run's folder, or run again"
+            )
+        path = self.path.with_name(REPAIRED_MODEL)
+        if not path.is_file():
+            raise BadInputError(
+                f"{name}: {self.path} is for its repaired form, and {path} is not there; copy it "
+                "from the run's folder"
+            )
+        return path
+
+    def choice(self, name: str) -> SavedPlan:
+        """The plan of another row of the choices.
+
+        Raises:
+            BadInputError: there is no such row.
+        """
+        wanted = name.casefold().replace("-", " ")
+        for known, (plan, repaired) in self.choices.items():
+            if known.casefold() == wanted:
+                return replace(self, plan=plan, repaired=repaired)
+        rows = ", ".join(self.choices)
+        has = f"it has {rows}" if rows else "it has none; run again"
+        raise BadInputError(f"--choice {name}: {self.path} has no such row; {has}")
 
 
 def read_plan(path: Path) -> SavedPlan:
@@ -158,6 +221,10 @@ def read_plan(path: Path) -> SavedPlan:
             chance=searched.get("chance", ""),
             scales=_scales(data),
             outputs=_texts("outputs", data),
+            repaired=data.get("graph") == "repaired",
+            model_sha256=_text("model_sha256", data),
+            repaired_sha256=_text("repaired_sha256", data),
+            choices=_choices(data),
         )
     except TypeError as error:
         raise BadInputError(
@@ -180,6 +247,27 @@ def _scales(data: Mapping[str, Any]) -> dict[str, Scale]:
         return {str(name): Scale.from_json(s) for name, s in (data.get("scales") or {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TypeError("'scales' must say what each output is held to") from error
+
+
+def _choices(data: Mapping[str, Any]) -> dict[str, tuple[PrecisionPlan, bool]]:
+    rows = data.get("choices", [])
+    try:
+        return {
+            str(row["name"]): (
+                PrecisionPlan(Precision(row["precision"]), frozenset(row["pinned"])),
+                row["graph"] == "repaired",
+            )
+            for row in rows
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise TypeError("'choices' must be rows with a plan each") from error
+
+
+def _text(key: str, data: Mapping[str, Any]) -> str:
+    value = data.get(key, "")
+    if not isinstance(value, str):
+        raise TypeError(f"{key!r} must be text")
+    return value
 
 
 def _texts(key: str, data: Mapping[str, Any]) -> tuple[str, ...]:

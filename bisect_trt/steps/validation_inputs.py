@@ -43,8 +43,8 @@ MAX_TESTS = 13
 VERIFYING = 100
 """The number of the validation in ``verify``, whose stream no search uses."""
 
-TRADEOFF = MAX_TESTS + 2
-"""The stream of the trade-off curve's copies, on which no row was tuned."""
+TRADEOFF = 50
+"""The stream of the trade-off curve's copies, beyond all validations: no row was tuned on them."""
 
 TRADEOFF_COPIES = 4
 """The fewest copies of a kind for a row of the trade-off curve."""

@@ -28,7 +28,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import times
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.lifted import load_source
+from bisect_trt.model.outputs import judged_part
 from bisect_trt.model.precision_rules import STORAGE_TYPE
 from bisect_trt.model.save import file_form
 from bisect_trt.model.tensor_types import infer_types, skeleton
@@ -43,6 +43,7 @@ from bisect_trt.steps.baselines import quickest_s
 from bisect_trt.steps.context import Context, open_context
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
+from bisect_trt.steps.repair import problem_on
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented
 from bisect_trt.steps.saved_plan import SavedPlan
 from bisect_trt.steps.validation import validate
@@ -231,9 +232,14 @@ def _loaded(
     settings: Settings, saved: SavedPlan, observer: Observer
 ) -> tuple[Problem, PrecisionPlan]:
     """The problem that ``saved`` is verified on, and the plan for its judged part."""
-    if settings.rewrite is None:  # refused before a folder is made
-        saved.check_model(load_source(settings.model).graph)
+    source = saved.source_of(settings.model)
+    saved.check_model(source.graph)  # refused before a folder is made
     problem = load(settings, observer, searches=False)
+    if source.model.digest != problem.model.digest:
+        # Given the original, which stays the reference.
+        whole = source.model.proto
+        part = judged_part(whole, problem.judged) if problem.judged else whole
+        problem = problem_on(problem, replace(problem.graph, proto=part), whole)
     if problem.judged:  # the model to ship has the layers behind the judged part in FP32
         pinned = saved.plan.pinned.intersection(problem.graph.names)
         saved = replace(saved, plan=replace(saved.plan, pinned=pinned))

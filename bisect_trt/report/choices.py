@@ -1,0 +1,88 @@
+"""The rows that a user chooses among: as it is, repaired, the plan, BF16, FP32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from bisect_trt.base.outcomes import Validation, ValidationVerdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+
+AS_IS, REPAIRED, PLAN, BF16, FP32 = "as it is", "repaired", "plan", "BF16", "FP32"
+"""Names of the rows."""
+
+
+class Passes(StrEnum):
+    """What a choice meets the requirement on."""
+
+    VALIDATED = "validated"
+    GIVEN = "given"
+    NO = "no"
+
+    @staticmethod
+    def of(passed: bool, validation: Validation | None) -> Passes:
+        """For a plan that ``passed`` on the given inputs, and its validation."""
+        if not passed:
+            return Passes.NO
+        word = validation.word if validation is not None else None
+        return Passes.VALIDATED if word is ValidationVerdict.VALIDATED else Passes.GIVEN
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row.
+
+    ``plan`` is for the judged part of the ``repaired`` or the original graph, ``pinned`` its layers
+    in FP32 in network order. ``worst_score`` is that on the given inputs.
+    """
+
+    name: str
+    plan: PrecisionPlan
+    pinned: tuple[str, ...]
+    repaired: bool
+    worst_score: float
+    passes: Passes
+    recommended: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The row as run.json has it; times are not known yet."""
+        return {
+            "name": self.name,
+            "precision": self.plan.base.value,
+            "graph": "repaired" if self.repaired else "original",
+            "pinned": list(self.pinned),
+            "kept_fp32": len(self.pinned),
+            "worst_score": self.worst_score,
+            "latency_ms": None,
+            "estimated_latency": None,
+            "saving_kept": None,
+            "passes": self.passes.value,
+            "recommended": self.recommended,
+        }
+
+
+def choice_from_json(data: Mapping[str, Any]) -> Choice:
+    """Reads what :meth:`Choice.as_json` wrote.
+
+    Raises:
+        KeyError, ValueError, TypeError: it is none.
+    """
+    pinned = tuple(str(name) for name in data["pinned"])
+    score = data["worst_score"]
+    return Choice(
+        name=str(data["name"]),
+        plan=PrecisionPlan(Precision(data["precision"]), frozenset(pinned)),
+        pinned=pinned,
+        repaired=data["graph"] == "repaired",
+        worst_score=math.nan if score is None else float(score),
+        passes=Passes(data["passes"]),
+        recommended=bool(data["recommended"]),
+    )
+
+
+def recommended(choices: Sequence[Choice]) -> Choice | None:
+    """The recommended row; None where nothing passes."""
+    return next((choice for choice in choices if choice.recommended), None)
