@@ -154,8 +154,9 @@ class Context:
         pool = self.emulator_pool
         self.evaluator = self.evaluator_of(pool or self.emulator, 1 if pool is None else len(pool))
         constants = self.emulator.constants.owner
+        threads, large_bytes = problem.settings.threads or 0, problem.settings.limits.large_bytes
         self.second = self.evaluator_of(
-            WholeModelRunner(problem.graph, constants, problem.settings.threads or 0)
+            WholeModelRunner(problem.graph, constants, threads, large_bytes)
         )
         self.engine = None
         if self.opened is not None:

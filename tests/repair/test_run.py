@@ -19,10 +19,9 @@ from bisect_trt.report.summarise import Result
 from fixtures.blocks import BLOCKS
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy
+from tests.copies import EIGHT
 from tests.repair.graphs import run, run_fp16, snr_db
 from tests.repair.test_proof import folded
-
-pytestmark = pytest.mark.usefixtures("eight_draws")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,8 @@ def repaired(tmp_path_factory: pytest.TempPathFactory) -> Result:
 def answered(
     model: onnx.ModelProto, feed: Mapping[str, np.ndarray], out: Path, **options: object
 ) -> Result:
-    return bisect_trt.bisect(model, dict(feed), runner="emulated", out=out, **options)
+    its = {"runner": "emulated", "out": out, "limits": EIGHT}
+    return bisect_trt.bisect(model, dict(feed), **its, **options)
 
 
 def test_the_repaired_graph_is_recommended_beside_the_others(repaired: Result) -> None:
