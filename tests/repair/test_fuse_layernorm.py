@@ -122,7 +122,7 @@ def test_a_residual_addition_behind_it_stays() -> None:
 
 
 def test_a_shift_along_another_axis_stays() -> None:
-    model, inputs = chain(shift="wrong axis")
+    model, _ = chain(shift="wrong axis")
     assert operators(fused(model)) == [
         "LayerNormalization",
         "Add",
@@ -143,7 +143,7 @@ def test_a_shift_along_another_axis_stays() -> None:
     ids=lambda c: "-".join(c),
 )
 def test_anything_else_is_refused(change: dict[str, object]) -> None:
-    model, inputs = chain(**change)  # type: ignore[arg-type]
+    model, _ = chain(**change)  # type: ignore[arg-type]
     assert operators(fused(model)) == operators(model)
 
 
