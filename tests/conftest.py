@@ -117,7 +117,7 @@ Finished = Callable[..., bisect_trt.Result]
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Runs of fixtures with ``robust``, each made once; their folders are read only."""
+    """Runs of fixtures as they are with ``robust``, each made once; to be read only."""
     folder = tmp_path_factory.mktemp("finished")
 
     @cache
@@ -129,6 +129,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
             precision=fixture.precision,
             require=fixture.require,
             robust=robust,
+            repair="none",
             out=folder / f"{make.__name__}-{robust}",
             limits=FEW,
         )
