@@ -260,7 +260,7 @@ def test_a_full_disk_loses_nothing(kilobytes: int, tmp_path: Path) -> None:
     assert not left & set(RESULT_FILES), "no file of a result, rather than some"
     again = call(*arguments)
     assert again.exit_code == 0 and (tmp_path / "run" / "run.json").exists()
-    assert json.loads((tmp_path / "run" / "plan.json").read_text())["pinned"]
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["requirements"]
 
 
 def test_too_little_memory_is_one_line(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,21 +123,27 @@ def write_report(result: Record, state: RunState) -> None:
     tables = {name: getattr(result, name) for name in ("layers", "outputs", "search", "pins")}
     sometimes = {"engines": result.cost, "inputs": result.inputs, "tradeoff": result.tradeoff}
     tables |= {name: table for name, table in sometimes.items() if len(table)}
-    problem, repaired, digest = state.problem, state.problem, ""
+    problem, repaired = state.problem, state.problem
+    models: dict[str, onnx.ModelProto] = {}
     if isinstance(state.repair, Repair):
-        # Written first: plan.json has its digest.
-        model = repaired_model(state.repair, result.repair, problem)
-        write_files(result.folder, {REPAIRED_MODEL: model})
-        weights = result.folder / f"{REPAIRED_MODEL}.data"
-        digest = digest_of(result.folder / REPAIRED_MODEL, *([weights] if weights.exists() else []))
+        models[REPAIRED_MODEL] = repaired_model(state.repair, result.repair, problem)
         repaired = repaired_problem(problem, state.repair)
     shipped = repaired if result.is_repaired else problem
     plan = shipped.plan_of_whole(result.plan)
-    models = {TYPED_MODEL: to_typed(shipped.whole, plan)}
+    models[TYPED_MODEL] = to_typed(shipped.whole, plan)
     wholes = [(repaired if c.repaired else problem).plan_of_whole(c.plan) for c in result.choices]
-    text = result.plan_json(plan, digest, wholes)
-    texts = {**_csv_files(tables), **_documents(result), PLAN: text + "\n"}
+
+    def plan_json(draft: Path) -> str:
+        return result.plan_json(plan, _digest(draft / REPAIRED_MODEL), wholes) + "\n"
+
+    texts: dict[str, Content] = {**_csv_files(tables), **_documents(result), PLAN: plan_json}
     write_files(result.folder, {**models, **texts, RUN: to_json(result.as_json()) + "\n"})
+
+
+def _digest(model: Path) -> str:
+    """The SHA-256 of a model and the weights beside it; empty where there is none."""
+    files = [path for path in (model, model.with_name(f"{model.name}.data")) if path.exists()]
+    return digest_of(*files) if files else ""
 
 
 def _csv_files(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
@@ -165,7 +171,11 @@ def write_tables(result: Record) -> None:
     write_files(result.folder, _csv_files(tables))
 
 
-def write_files(folder: Path, contents: Mapping[str, str | onnx.ModelProto]) -> None:
+Content = str | onnx.ModelProto | Callable[[Path], str]
+"""A file's text or model, or what gives the text from the folder of the files before it."""
+
+
+def write_files(folder: Path, contents: Mapping[str, Content]) -> None:
     """Writes texts and models into ``folder``, all or none, the last one last.
 
     Raises:
@@ -177,10 +187,11 @@ def write_files(folder: Path, contents: Mapping[str, str | onnx.ModelProto]) -> 
         with scratch("result", folder) as name:
             draft = Path(name)
             for file_name, content in contents.items():
-                if isinstance(content, str):
-                    (draft / file_name).write_bytes(content.encode(errors="replace"))
-                else:
+                if isinstance(content, onnx.ModelProto):
                     save_model(content, draft / file_name)
+                    continue
+                text = content if isinstance(content, str) else content(draft)
+                (draft / file_name).write_bytes(text.encode(errors="replace"))
             # Weights beside a model first: without them it could not be loaded.
             weights = [path.name for path in draft.iterdir() if path.name not in contents]
             for file_name in (*weights, *contents):

@@ -134,7 +134,7 @@ def _check_files(folder: Path, problem: Problem) -> None:
     given = (*settings.inputs, *settings.holdout, settings.golden)
     sources = [p for p in (problem.model.path, *problem.model.side_files) if p is not None]
     sources += [Path(p) for p in given if isinstance(p, (str, Path))]
-    for name in (*RESULT_FILES, *VERIFY_FILES, CACHE):
+    for name in (*RESULT_FILES, *VERIFY_FILES, *OLDER_FILES, CACHE):
         written = folder / name
         if not written.exists():
             continue
