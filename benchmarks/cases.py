@@ -20,6 +20,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.parser import load_metrics, parse_requirements
 from bisect_trt.model.patterns import find_patterns
+from bisect_trt.report.choices import PLAN
 from bisect_trt.report.summarise import Result
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.ort_session import reference_session, run_all
@@ -83,7 +84,7 @@ def errors(name: str, make: Callable[[], Fixture]) -> list[float]:
 
 
 def augmented() -> list[list[Any]]:
-    """A row for each augmented input."""
+    """A row for each augmented input; ``unrepaired`` counts layers on the original graph."""
     rows = []
     for name, make in cases.AUGMENTED.items():
         fixture = make()
@@ -97,6 +98,7 @@ def augmented() -> list[list[Any]]:
             count for runner, count in result.evaluations.items() if runner.startswith("emulated")
         )
         pins = f"{len(result.pinned)} of {result.layer_count}"
+        original = [choice for choice in result.choices if choice.name == PLAN]
         cause = result.cause.value + (
             "" if result.cause.value == fixture.cause else f" (emulated: {fixture.cause})"
         )
@@ -107,6 +109,7 @@ def augmented() -> list[list[Any]]:
                 *errors(fixture.name, BY_NAME[fixture.name]),
                 cause,
                 pins,
+                len(original[0].pinned) if original else "",
                 result.passed,
                 result.score,
                 evaluations,
@@ -118,7 +121,7 @@ def augmented() -> list[list[Any]]:
 
 
 def cures(make: Callable[[], Fixture]) -> list[list[Any]]:
-    """The plan found, every LayerNorm in FP32, the rewrite, and BF16: score, layers in FP32 and, on
+    """The repairs, the plan found, every LayerNorm in FP32, and BF16: score, layers in FP32 and, on
     an engine, latency.
     """
     fixture = make()
@@ -142,7 +145,8 @@ def cures(make: Callable[[], Fixture]) -> list[list[Any]]:
             ]
         )
 
-    add("the plan found", solve(fixture))
+    add("repaired", solve(fixture))
+    add("the plan found", solve(fixture, repair="none"))
     with tempfile.TemporaryDirectory() as folder:
         checked = bisect_trt.verify(
             fixture.model,
@@ -157,7 +161,7 @@ def cures(make: Callable[[], Fixture]) -> list[list[Any]]:
         ["every LayerNorm in FP32", len(norms), checked.passed, checked.checks[0].detail, ""]
     )
     for what, options in (
-        ("--rewrite layernorm", {"rewrite": "layernorm"}),
+        ("--repair layernorm", {"repair": "layernorm"}),
         ("BF16 instead", {"precision": "bf16"}),
     ):
         try:
@@ -211,6 +215,7 @@ def main() -> None:
         "BF16",
         "cause",
         "in FP32",
+        "unrepaired",
         "met",
         "score after",
         "evaluations",
