@@ -40,5 +40,6 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         first = "bisect-trt run model.onnx --input real.npz --requirement 'max_abs<=2e-3'"
         ran(first, "")
         ran("bisect-trt gate", "")  # so that the pages that speak of it are answered by caches
-        shutil.copy("reports/model-fp16/plan.json", "plan.json")
+        for kept in ("plan.json", "model.repaired.onnx"):
+            shutil.copy(f"reports/model-fp16/{kept}", kept)
     return folder
