@@ -207,8 +207,8 @@ def main() -> None:
         "",
     ]
     lines += [
-        "Errors are scores: multiples of the tolerance, at most 1 passes. Searched on the given inputs "
-        "alone; \"unrepaired\" are the layers in FP32 where the graph is left alone.",
+        "Errors are scores: multiples of the tolerance, at most 1 passes. Searched on the given "
+        "inputs alone. Unrepaired: the layers in FP32 where the graph is left alone.",
         "",
     ]
     head = [
