@@ -14,6 +14,7 @@ from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.inputs.samples import suspicious_inputs
 from bisect_trt.model.patterns import find_patterns
+from bisect_trt.report.choices import PLAN, REPAIRED, recommended
 from bisect_trt.report.summarise import Result
 from fixtures import cases
 from fixtures.__main__ import FILES, input_bytes, model_bytes
@@ -54,14 +55,19 @@ def test_triage_names_the_cause_and_the_answer_holds(name: str, tmp_path: Path) 
 
 
 def is_the_answer(result: Result, fixture: Fixture) -> None:
-    """The cause and the pins are the story's, and the plan holds where nothing else would."""
+    """The cause and the original graph's pins are the story's; the answer holds where nothing else
+    would, with fewer pins where the graph was repaired.
+    """
     assert result.cause.value == fixture.cause, result.sentence
     assert result.passed and result.exit_code == 0
+    pinned = next((c.pinned for c in result.choices if c.name == PLAN), tuple(result.pinned))
     if fixture.pins is None:
-        assert len(result.pinned) <= fixture.most_pins
+        assert len(pinned) <= fixture.most_pins
     else:
-        assert set(result.pinned) == fixture.pins
-    if result.pinned:
+        assert set(pinned) == fixture.pins
+    if result.is_repaired:
+        assert len(result.pinned) < len(pinned) and result.score <= 1.0 < result.base_score
+    elif result.pinned:
         assert result.complete and result.score <= 1.0 < result.base_score
     elif fixture.cause == "tf32":
         assert result.base_score > 1.0 >= result.score
@@ -90,11 +96,11 @@ def test_the_found_set_is_smaller_than_every_layernorm(
     make: Callable[[], Fixture], tmp_path: Path
 ) -> None:
     fixture = make()
-    found = run(fixture, tmp_path)
+    found = run(fixture, tmp_path, repair="none")
     norms = frozenset(
         name for p in find_patterns(fixture.model) if p.kind == "LayerNorm" for name in p.layers
     )
-    assert set(found.pinned) < norms
+    assert found.pinned and set(found.pinned) < norms
     prober_score = bisect_trt.verify(
         fixture.model,
         fixture.inputs,
@@ -108,12 +114,20 @@ def test_the_found_set_is_smaller_than_every_layernorm(
 
 
 @pytest.mark.parametrize("make", [nafnet, encoder], ids=lambda f: f.__name__)
-def test_the_rewrite_is_a_cure_without_pins(make: Callable[[], Fixture], tmp_path: Path) -> None:
+def test_layernorm_as_one_operator_is_a_cure_without_pins(
+    make: Callable[[], Fixture], tmp_path: Path
+) -> None:
     fixture = make()
-    result = run(fixture, tmp_path, rewrite="layernorm")
-    assert result.passed and result.pinned == [] and result.cause.value == "none"
+    result = run(fixture, tmp_path, repair="layernorm")
+    is_the_answer(result, fixture)
+    chosen = recommended(result.choices)
+    assert chosen is not None and chosen.name == REPAIRED and not chosen.pinned
+    assert result.pinned == [] and chosen.worst_score == result.score
+    assert "LayerNormalization" not in {node.op_type for node in fixture.model.graph.node}
+    repaired = onnx.load(tmp_path / "model.repaired.onnx")
+    assert "LayerNormalization" in {node.op_type for node in repaired.graph.node}
     before = run_model(fixture.model, fixture.inputs)[0]
-    after = run_model(onnx.load(tmp_path / "model.rewritten.onnx"), fixture.inputs)[0]
+    after = run_model(repaired, fixture.inputs)[0]
     assert np.abs(after - before).max() <= 1e-6 * np.abs(before).max()
 
 

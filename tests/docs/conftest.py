@@ -41,5 +41,6 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ran(first, "", FEWEST)
         # So that the pages that speak of it are answered by caches.
         ran("bisect-trt gate", "", FEWEST)
-        shutil.copy("reports/model-fp16/plan.json", "plan.json")
+        for kept in ("plan.json", "model.repaired.onnx"):
+            shutil.copy(f"reports/model-fp16/{kept}", kept)
     return folder
