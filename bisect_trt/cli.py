@@ -430,7 +430,7 @@ def export_command(
         loaded, plan, graph = source.model, saved.plan, source.graph
         saved.check_model(graph)
         if target is not None:
-            check_target(target, loaded, plan_path)
+            check_target(target, loaded, plan_path, model)
             target = target.resolve()  # writes to the target of a link and keeps the link
         observer.step("export")
         if form == "onnx":

@@ -25,4 +25,4 @@ def test_a_report_ends_with_the_right_answer(make: Callable[[], Report], tmp_pat
     assert faults(report, result, screen) == []
     (largest, *_) = result.causes
     assert largest.name is result.cause and largest.sentence in result.sentence
-    assert set(largest.layers) <= set(result.layers["layer"])
+    assert set(largest.layers) <= {node.name for node in report.model.graph.node}

@@ -208,14 +208,17 @@ class Record:
         )
 
     def plan_json(
-        self, whole: PrecisionPlan, repaired_digest: str = "", wholes: Sequence[PrecisionPlan] = ()
+        self,
+        whole: PrecisionPlan | None = None,
+        repaired_digest: str = "",
+        wholes: Sequence[PrecisionPlan] = (),
     ) -> str:
         """The content of plan.json: the plan, its requirements and the searched inputs.
 
         ``whole`` and ``wholes`` are the plans of the answer and of each choice for the whole model,
         ``repaired_digest`` is the SHA-256 of model.repaired.onnx.
         """
-        document = json.loads(whole.to_json())
+        document = json.loads((whole or self.plan).to_json())
         if repaired_digest:
             document |= {
                 "graph": "repaired" if self.is_repaired else "original",

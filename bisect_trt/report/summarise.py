@@ -365,7 +365,12 @@ def _on_repaired(own: Result, theirs: Result) -> Result:
     if len(own.by_requirement) == len(by_requirement):
         by_requirement = by_requirement.assign(
             reduced_score=list(own.by_requirement["reduced_score"]),
-            baselines=list(own.by_requirement["baselines"]),
+            baselines=[
+                {**mine, **{f"repaired {name}": score for name, score in new.items()}}
+                for mine, new in zip(
+                    own.by_requirement["baselines"], by_requirement["baselines"], strict=True
+                )
+            ],
         )
     counts = Counter(own.evaluations)
     counts.update(theirs.evaluations)

@@ -396,8 +396,14 @@ def in_bf16(problem: Problem) -> Problem:
 
 
 def measure_bf16(problem: Problem, context: Context) -> InBF16:
-    """Evaluate everything in BF16, and validate it for a while where it passes."""
+    """Evaluate everything in BF16, and validate it for a while where it passes.
+
+    An engine is built only where the emulator passes it.
+    """
     context.observer.step("bf16")
+    emulated = context.evaluator.evaluate(problem.base)
+    if not emulated.verdict.passed:
+        return InBF16(emulated, None)
     evaluations = [judge.evaluate(problem.base) for judge in context.judges]
     worst = max(evaluations, key=lambda found: (not found.verdict.passed, found.score))
     if not worst.verdict.passed:

@@ -89,7 +89,7 @@ def test_overflow_that_an_output_hides_is_found_on_any_input(
 ) -> None:
     totals = {"low": 30_000.0, "high": 70_000.0}
     inputs = [given(totals[kind] + place) for place, kind in enumerate(order)]
-    common: dict[str, Any] = {"runner": "emulated", "robust": 0}
+    common: dict[str, Any] = {"runner": "emulated", "robust": 0, "repair": "none"}
     model = onnx.parser.parse_model(MODEL)
     found = bisect_trt.bisect(model, inputs, require="rel_range<=1e-2", out=tmp_path, **common)
     assert found.cause is Cause.OVERFLOW and found.passed
