@@ -25,7 +25,7 @@ from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.load import proto_digest
 from bisect_trt.model.lost_constants import weight_findings
 from bisect_trt.model.roundings import list_movers
-from bisect_trt.model.tensor_types import in_double
+from bisect_trt.model.tensor_types import complaint_of, in_double
 from bisect_trt.model.walk import replace_nodes, tensors_read
 from bisect_trt.repair.edits import (
     LARGEST_FP16,
@@ -157,11 +157,21 @@ def find_repair(problem: Problem, context: Context, rules: Collection[Rule]) -> 
     """
     context.observer.step("repair")
     found = _Prover(problem, context).best(rules)
-    if isinstance(found, Repair) and whole_of(problem, found.graph) is None:
-        reason = "the rest of the model reads inner tensors of the judged part"
-        taken = (Refusal(edit.rule, edit.nodes, reason) for edit in found.edits)
-        return Refused((*found.refused, *taken))
-    return found
+    if isinstance(found, Refused) or not (reason := _why_not_written(problem, found.graph)):
+        return found
+    taken = (Refusal(edit.rule, edit.nodes, reason) for edit in found.edits)
+    return Refused((*found.refused, *taken))
+
+
+def _why_not_written(problem: Problem, graph: Graph) -> str:
+    """Why the model with the repaired ``graph`` must not be written; empty if it may be."""
+    whole = whole_of(problem, graph)
+    if whole is None:
+        return "the rest of the model reads inner tensors of the judged part"
+    complaint = complaint_of(whole.proto)
+    if complaint and not complaint_of(problem.whole.proto):
+        return f"ONNX's own check refuses the repaired model: {complaint}"
+    return ""
 
 
 def repaired_problem(problem: Problem, found: Repair) -> Problem:
@@ -171,7 +181,7 @@ def repaired_problem(problem: Problem, found: Repair) -> Problem:
     return problem_on(problem, found.graph, whole)
 
 
-def problem_on(problem: Problem, graph: Graph, whole: onnx.ModelProto) -> Problem:
+def problem_on(problem: Problem, graph: Graph, whole: Graph) -> Problem:
     """``problem`` with a repaired ``graph``, the judged part of ``whole``."""
     settings, original = problem.settings, problem.graph
     of_graph = {*cautions(original), *weight_findings(original, settings.precision)}
@@ -181,9 +191,9 @@ def problem_on(problem: Problem, graph: Graph, whole: onnx.ModelProto) -> Proble
     return replace(
         problem,
         settings=replace(settings, repair="none"),
-        model=replace(problem.model, proto=whole, digest=digest, written_out=False),
+        model=replace(problem.model, proto=whole.proto, digest=digest, written_out=False),
         graph=graph,
-        whole=replace(problem.whole, proto=whole) if problem.judged else graph,
+        whole=whole,
         layers=graph.layers_at(settings.precision),
         golden=None,
         held_pins=_carried(graph, problem.held_pins),
@@ -219,13 +229,13 @@ def check_repairable(problem: Problem) -> None:
         )
 
 
-def whole_of(problem: Problem, graph: Graph) -> onnx.ModelProto | None:
+def whole_of(problem: Problem, graph: Graph) -> Graph | None:
     """The whole model with the repaired ``graph`` in place of its judged part.
 
     None where the rest reads inner tensors of that part, whose values may be others now.
     """
     if not problem.judged:
-        return graph.proto
+        return graph
     part, whole = problem.graph.proto.graph, problem.whole.proto.graph
     made = {name for node in part.node for name in node.output if name}
     behind = [n for n in whole.node if made.isdisjoint(n.output)]
@@ -244,7 +254,7 @@ def whole_of(problem: Problem, graph: Graph) -> onnx.ModelProto | None:
     )
     del model.graph.output[:]
     model.graph.output.extend(whole.output)
-    return model
+    return replace(problem.whole, proto=model)
 
 
 def _carried(graph: Graph, names: Collection[str]) -> frozenset[str]:
