@@ -258,7 +258,7 @@ def _choices(data: Mapping[str, Any]) -> dict[str, tuple[PrecisionPlan, bool]]:
     try:
         return {
             row["name"].strip(): (
-                PrecisionPlan(Precision(row["precision"]), frozenset(_texts("pinned", row))),
+                PrecisionPlan(Precision(row["precision"]), frozenset(_listed("pinned", row))),
                 _is_repaired(row["graph"]),
             )
             for row in data.get("choices", [])
@@ -281,9 +281,11 @@ def _text(key: str, data: Mapping[str, Any]) -> str:
 
 
 def _texts(key: str, data: Mapping[str, Any]) -> tuple[str, ...]:
-    value = data.get(key)
-    if value is None:
-        return ()
+    return () if data.get(key) is None else _listed(key, data)
+
+
+def _listed(key: str, data: Mapping[str, Any]) -> tuple[str, ...]:
+    value = data[key]
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise TypeError(f"{key!r} must be a list of text")
     return tuple(value)
