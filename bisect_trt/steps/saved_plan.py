@@ -145,7 +145,8 @@ class SavedPlan:
         if path is None:
             return source
         source = load_source(path)
-        self._repaired_form(source.model.digest, str(path))
+        if source.model.digest != self.repaired_sha256:
+            raise BadInputError(f"{path}: has changed since {self.path} was written; run again")
         return source
 
     def _repaired_form(self, digest: str, name: str) -> Path | None:
