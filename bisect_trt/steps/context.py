@@ -187,6 +187,11 @@ class Context:
         return [self.engine] if self.engine is not None else [self.evaluator, self.second]
 
     @property
+    def opens_beside(self) -> bool:
+        """Whether :func:`open_beside` has an engine: on a cluster this one's workers hold it."""
+        return self.opened is None or self.problem.settings.ray is None
+
+    @property
     def judge(self) -> Evaluator:
         """The evaluator that has the last word."""
         return self.engine or self.evaluator

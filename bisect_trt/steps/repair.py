@@ -564,7 +564,7 @@ def _is_mask(array: np.ndarray) -> bool:
 def _times(sample: Sample, factor: float) -> Sample:
     """``sample`` with its float inputs scaled; masks of two values stay."""
     arrays = {
-        name: array * array.dtype.type(factor)
+        name: np.asarray(array * array.dtype.type(factor))
         if array.dtype.kind == "f" and not _is_mask(array)
         else array
         for name, array in sample.arrays.items()
