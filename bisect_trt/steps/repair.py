@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from bisect_trt.base.errors import BadInputError, RunnerFailedError, one_line
+from bisect_trt.base.limits import give_back
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.cache import content_key
@@ -423,7 +424,13 @@ class _Prover:
             self._digests[graph] = proto_digest(graph.proto)
         plan = self._plan(graph).digest
         key = [self._digests[graph], plan, *parts]
-        return self._context.recalled(f"repair-{what}", key, compute)
+
+        def computed() -> Measured:
+            answer = compute()
+            give_back()  # each measurement opens sessions of its own, which hold the weights
+            return answer
+
+        return self._context.recalled(f"repair-{what}", key, computed)
 
     def _scores(
         self, graph: Graph, samples: Sequence[Sample], references: Sequence[Arrays]
@@ -502,18 +509,19 @@ def fp32_change(
     Samples that the original does not take are left out, as are those on which ``edited`` is the
     nearer to double precision. One that only ``edited`` does not take is an infinite change.
     """
-    exactly, newly = Reference(original, threads=threads), Reference(edited, threads=threads)
-    share, noise, where = 0.0, 0.0, ""
-    for number, sample in enumerate(samples):
+    stream = iter(samples)
+    first = list(islice(stream, RANGED_INPUTS))
+    exactly = Reference(original, threads=threads)
+    noise = max((_noise(original, exactly, sample, threads) for sample in first), default=0.0)
+    # Opened after the noise is known: each session holds the weights.
+    newly = Reference(edited, threads=threads)
+    share, where = 0.0, ""
+    for sample in chain(first, stream):
         before_each()
         try:
             exact = exactly.outputs(sample)
         except RunnerFailedError:
             continue
-        if number < RANGED_INPUTS:
-            written = with_unique_names(original.taking(sample.arrays).proto)
-            other = outputs_of(written, sample.arrays, sample.name, threads)
-            noise = max(noise, *(_moved(exact[n], other[n]) for n in exact))
         try:
             candidate = newly.outputs(sample)
         except RunnerFailedError as error:
@@ -526,6 +534,17 @@ def fp32_change(
     exactly.release()
     newly.release()
     return Change(share, noise, where)
+
+
+def _noise(graph: Graph, reference: Reference, sample: Sample, threads: int) -> float:
+    """What another order of FP32's sums changes of ``sample``'s outputs; 0 if it does not run."""
+    try:
+        exact = reference.outputs(sample)
+    except RunnerFailedError:
+        return 0.0
+    written = with_unique_names(graph.taking(sample.arrays).proto)
+    other = outputs_of(written, sample.arrays, sample.name, threads)
+    return max(_moved(exact[n], other[n]) for n in exact)
 
 
 def _rules_of(found: Edited) -> list[Rule]:
