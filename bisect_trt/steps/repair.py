@@ -388,7 +388,7 @@ class _Prover:
     def _observed(self, graph: Graph, samples: Sequence[Sample]) -> Iterator[tuple[str, Range]]:
         """The FP32 range of each tensor on each of ``samples``."""
         precision = self._problem.settings.precision
-        runner = EmulatedRunner(graph, precision, threads=self._threads)
+        runner = _runner_of(graph, precision, self._threads)
         self._rounds += 1
         for number, sample in enumerate(samples):
             self._context.observer.progress(number, len(samples), f"ranges, round {self._rounds}")
@@ -436,7 +436,7 @@ class _Prover:
         self, graph: Graph, samples: Sequence[Sample], references: Sequence[Arrays]
     ) -> Iterator[float]:
         precision, requirements = self._problem.settings.precision, self._problem.requirements
-        runner, plan = EmulatedRunner(graph, precision, threads=self._threads), self._plan(graph)
+        runner, plan = _runner_of(graph, precision, self._threads), self._plan(graph)
         for sample, reference in zip(samples, references, strict=True):
             self._check_time()
             try:
@@ -486,6 +486,11 @@ class _Prover:
         return Change(*self._recalled("change", graph, parts, measured))
 
 
+def _runner_of(graph: Graph, precision: Precision, threads: int) -> EmulatedRunner:
+    """An emulator of ``graph`` that leaves nothing behind: what is derived holds the weights."""
+    return EmulatedRunner(replace(graph), precision, threads=threads)
+
+
 def probes_of(given: Sequence[Sample], perturbed: Sequence[Sample]) -> Iterator[Sample]:
     """The inputs of the FP32 proof: given, perturbed, scaled, with masks all on and all off."""
     yield from given
@@ -512,7 +517,7 @@ def fp32_change(
     stream = iter(samples)
     first = list(islice(stream, RANGED_INPUTS))
     exactly = Reference(original, threads=threads)
-    noise = max((_noise(original, exactly, sample, threads) for sample in first), default=0.0)
+    noise = _noise(original, exactly, first, threads)
     # Opened after the noise is known: each session holds the weights.
     newly = Reference(edited, threads=threads)
     share, where = 0.0, ""
@@ -536,15 +541,19 @@ def fp32_change(
     return Change(share, noise, where)
 
 
-def _noise(graph: Graph, reference: Reference, sample: Sample, threads: int) -> float:
-    """What another order of FP32's sums changes of ``sample``'s outputs; 0 if it does not run."""
-    try:
-        exact = reference.outputs(sample)
-    except RunnerFailedError:
-        return 0.0
-    written = with_unique_names(graph.taking(sample.arrays).proto)
-    other = outputs_of(written, sample.arrays, sample.name, threads)
-    return max(_moved(exact[n], other[n]) for n in exact)
+def _noise(graph: Graph, reference: Reference, samples: Sequence[Sample], threads: int) -> float:
+    """The most that another order of FP32's sums changes of ``samples``' outputs."""
+    exact: list[tuple[Sample, Arrays]] = []
+    for sample in samples:
+        with suppress(RunnerFailedError):  # it is left out of the proof too
+            exact.append((sample, reference.outputs(sample)))
+    reference.release()
+    noise = 0.0
+    for sample, outputs in exact:
+        written = with_unique_names(graph.taking(sample.arrays).proto)
+        other = outputs_of(written, sample.arrays, sample.name, threads)
+        noise = max(noise, *(_moved(outputs[n], other[n]) for n in outputs))
+    return noise
 
 
 def _rules_of(found: Edited) -> list[Rule]:
