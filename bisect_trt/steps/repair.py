@@ -157,6 +157,7 @@ def find_repair(problem: Problem, context: Context, rules: Collection[Rule]) -> 
         RunnerFailedError: the original graph cannot be run on an input.
     """
     context.observer.step("repair")
+    context.make_room()
     found = _Prover(problem, context).best(rules)
     if isinstance(found, Refused) or not (reason := _why_not_written(problem, found.graph)):
         return found
@@ -410,6 +411,7 @@ class _Prover:
         """How wrong everything reduced is on given and perturbed inputs."""
 
         def measured() -> list[float]:
+            self._context.references.make_ready(self._judged, self._check_time)
             references = [self._context.references.of(sample) for sample in self._judged]
             return list(self._scores(graph, self._judged, references))
 
