@@ -320,6 +320,7 @@ class _Prover:
         key = tuple(rule for rule in PROPOSE if rule in rules)
         if key not in self._known:
             self._known[key] = edited(self._start, key, self._ranges)
+            give_back()  # what the rules have read of the weights
         return self._known[key]
 
     def _provable(self, found: Edited) -> tuple[Edited, list[Refusal]]:
