@@ -97,7 +97,9 @@ def golden(job: Job, out: Path) -> dict[str, Any]:
         out: a folder that does not exist yet.
     """
     command = [sys.executable, "-m", "bisect_trt", "run", str(job.model), "--input"]
+    # The search alone: what repairs do is in benchmarks/repairs.py.
     command += [str(job.inputs), *job.arguments, "--runner", "emulated", "--quiet"]
+    command += ["--repair", "none"]
     began = time.perf_counter()
     ran = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(ran.pid, 0)

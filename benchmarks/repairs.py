@@ -1,14 +1,17 @@
 """What repairs of the graph do: ``python -m benchmarks.repairs [NAME ...]``.
 
 Fixtures, public reports and blocks of public architectures that miss in FP16: layers that must stay
-in FP32 as they are, the edits, and the layers that must after them. Everything is emulated.
+in FP32 as they are, the edits, and the layers that must after them: both are rows of one run's
+choices. Everything is emulated.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +22,9 @@ import onnx
 import bisect_trt
 from bisect_trt.base.outcomes import Cause
 from bisect_trt.pipeline import repair
+from bisect_trt.report.choices import BF16, FP32, PLAN, REPAIRED, Choice, Passes, recommended
 from bisect_trt.report.repairs import Repaired
-from bisect_trt.report.summarise import Result
 from bisect_trt.settings import Settings
-from bisect_trt.steps.repair import Repair
 from fixtures.blocks import BLOCKS
 from fixtures.models import ALL
 from fixtures.reports import REPORTS
@@ -57,79 +59,67 @@ def models() -> Iterator[Model]:
         yield Model("PP-OCRv4 det", onnx.load(DETECTOR), [{"x": page()}])
 
 
-def searched(proto: onnx.ModelProto, model: Model, folder: Path) -> Result:
-    """The run's result on a model, original or repaired."""
-    inputs: Any = list(model.inputs)
-    budget = BUDGET_MINUTES
-    result: Result = bisect_trt.bisect(proto, inputs, runner="emulated", out=folder, budget=budget)
-    return result
-
-
 def repaired(model: Model, folder: Path) -> Repaired:
     """The repair of a model."""
     inputs: Any = list(model.inputs)
     return repair(Settings(model=model.proto, inputs=inputs, out=folder))
 
 
-def worst_db(result: Result, baseline: str) -> str:
-    """The lowest SNR of an output in a row of outputs.csv."""
-    rows = result.outputs[result.outputs["baseline"] == baseline]
-    if rows["outcome"].eq("non-finite").any():
+def in_db(score: float) -> str:
+    """The SNR of a score of ``snr_db>=40``."""
+    if not math.isfinite(score):
         return "not finite"
-    return f"{rows['snr_db'].min():.1f}" if len(rows) else ""
+    if score > 1e6:
+        return "other integers"
+    return f"{40.0 - 20.0 * math.log10(score):.1f}" if score > 0.0 else "exact"
 
 
-def words(result: Result) -> str:
-    """The layers in FP32 and the verdict."""
-    if not result.passed:
+def words(choice: Choice | None) -> str:
+    """The layers in FP32 and what they pass."""
+    if choice is None or choice.passes is Passes.NO:
         return "none passes"
-    verdict = result.validation.word if result.validation is not None else None
-    return f"{len(result.pinned)} {verdict or ''}".strip()
+    return f"{len(choice.pinned)} {choice.passes}"
 
 
 def row(model: Model) -> dict[str, object] | None:
     """A row of the table; None for a model whose FP16 is right."""
-    began = time.perf_counter()
+    began, inputs = time.perf_counter(), list[Any](model.inputs)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        before = searched(model.proto, model, folder / "as it is")
-        if before.cause is Cause.NONE:
-            return None
-        made = repaired(model, folder / "repair")
-        found = made.found
-        line: dict[str, object] = {
-            "model": model.name,
-            "layers": before.layer_count,
-            "in FP32 as it is": words(before),
-            "FP16, dB": worst_db(before, "fp16"),
-        }
-        if made.model is None or not isinstance(found, Repair):
-            return {**line, "edits": "none", "in FP32 repaired": "", "s": _seconds(began)}
-        after = searched(made.model, model, folder / "repaired")
-        added = len(made.model.graph.node) - len(model.proto.graph.node)
-        return {
-            **line,
-            "edits": ", ".join(f"{rule} {_count(found, rule)}" for rule in found.rules),
-            "nodes": f"{added:+d}",
-            "FP32 change": f"{found.change.share:.0e}",
-            "headroom": f"{found.headroom:g}",
-            "repaired, dB": worst_db(after, "fp16"),
-            "in FP32 repaired": words(after),
-            "s": _seconds(began),
-        }
-
-
-def _seconds(began: float) -> str:
-    return f"{time.perf_counter() - began:.0f}"
-
-
-def _count(found: Repair, rule: str) -> int:
-    return sum(edit.rule == rule for edit in found.edits)
+        result = bisect_trt.bisect(
+            model.proto, inputs, runner="emulated", out=Path(name), budget=BUDGET_MINUTES
+        )
+    if result.cause is Cause.NONE:
+        return None
+    choices = {choice.name: choice for choice in result.choices}
+    best = recommended(result.choices)
+    line: dict[str, object] = {
+        "model": model.name,
+        "layers": len(choices[FP32].pinned) if choices else "",
+        "in FP32 as it is": words(choices.get(PLAN, choices.get(FP32))),
+        "FP16, dB": in_db(result.base_score),
+        "BF16, dB": in_db(choices[BF16].worst_score) if BF16 in choices else "",
+        "edits": "none",
+        "recommended": best.name if best is not None else "none",
+        "s": f"{time.perf_counter() - began:.0f}",
+    }
+    proof, made = result.repair.proof, choices.get(REPAIRED)
+    if proof is None or made is None:
+        return line
+    counts = Counter(edit.rule for edit in result.repair.rows)
+    return {
+        **line,
+        "edits": ", ".join(f"{rule} {counts[rule]}" for rule in result.repair.rules),
+        "nodes": f"{sum(edit.nodes_added for edit in result.repair.rows):+d}",
+        "FP32 change": f"{proof.fp32_change:.0e}",
+        "headroom": f"{proof.headroom:g}",
+        "repaired, dB": in_db(proof.score_after),
+        "in FP32 repaired": words(made),
+    }
 
 
 COLUMNS = (
-    *("model", "layers", "in FP32 as it is", "FP16, dB", "edits", "nodes", "FP32 change"),
-    *("headroom", "repaired, dB", "in FP32 repaired", "s"),
+    *("model", "layers", "in FP32 as it is", "FP16, dB", "BF16, dB", "edits", "nodes"),
+    *("FP32 change", "headroom", "repaired, dB", "in FP32 repaired", "recommended", "s"),
 )
 
 

@@ -13,6 +13,7 @@ import onnx
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.pipeline import cure as try_cures
 from bisect_trt.pipeline import reduce as run_reduction
@@ -55,6 +56,7 @@ def bisect(
     inputs: Source | Sequence[Source],
     *,
     observer: Observer | None = None,
+    limits: Limits = Limits(),
     **chosen: Any,
 ) -> Result:
     """Find the layers of ``model`` that must stay in FP32; write the run's folder.
@@ -64,6 +66,7 @@ def bisect(
         inputs: one sample or several: a mapping of input name to array, or a file, folder, glob or
             ``module:function``; or a function or generator that gives such mappings.
         observer: receives the progress.
+        limits: what the steps may take.
         chosen: the options below.
 
     Returns:
@@ -74,7 +77,7 @@ def bisect(
         RunnerUnavailableError: the runner does not work on this machine.
         MachineError: memory, disk or workers gave out. All three are a ``BisectError``.
     """
-    return run(_settings("bisect", "run", model, inputs, chosen), observer)
+    return run(_settings("bisect", "run", model, inputs, chosen, limits), observer)
 
 
 @_with_options("verify")
@@ -84,6 +87,7 @@ def verify(
     plan: PrecisionPlan | str | Path,
     *,
     observer: Observer | None = None,
+    limits: Limits = Limits(),
     **chosen: Any,
 ) -> Verification:
     """Check that ``plan`` still meets the requirements, as ``bisect-trt verify`` does.
@@ -93,6 +97,7 @@ def verify(
         inputs: as for :func:`bisect`.
         plan: a plan, or the path of a plan.json.
         observer: receives the progress.
+        limits: what the steps may take.
         chosen: the options below.
 
     Raises:
@@ -104,7 +109,8 @@ def verify(
         saved = read_plan(Path(plan))
     else:
         raise BadInputError(f"plan: a {type(plan).__name__}; pass a PrecisionPlan or a plan's path")
-    settings = _settings("verify", "verify", model, inputs, {"precision": saved.searched, **chosen})
+    chosen = {"precision": saved.searched, **chosen}
+    settings = _settings("verify", "verify", model, inputs, chosen, limits)
     if settings.precision is not saved.searched:
         given, planned = settings.precision.value, saved.searched.value
         raise BadInputError(f"precision={given!r}: this is a plan for {planned}")
@@ -175,7 +181,12 @@ def cure(
 
 
 def _settings(
-    call: str, command: str, model: Any, inputs: Source | Sequence[Source], chosen: dict[str, Any]
+    call: str,
+    command: str,
+    model: Any,
+    inputs: Source | Sequence[Source],
+    chosen: dict[str, Any],
+    limits: Limits = Limits(),
 ) -> Settings:
     taken = [name for name, option in options().items() if command in option.commands]
     unknown = [name for name in chosen if name not in taken]
@@ -183,7 +194,7 @@ def _settings(
         near = get_close_matches(unknown[0], taken, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise TypeError(f"{call}() got an unexpected keyword argument {unknown[0]!r}{hint}")
-    return Settings(model=model, inputs=_several(inputs), **chosen)
+    return Settings(model=model, inputs=_several(inputs), limits=limits, **chosen)
 
 
 def _precision(name: Precision | str) -> Precision:

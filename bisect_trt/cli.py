@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from bisect_trt.base.display import counted, printable
 from bisect_trt.base.errors import EXIT_NOT_MET, EXIT_OK, BadInputError
 from bisect_trt.base.interrupt import is_stop
+from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import Precision
 from bisect_trt.model.inspection import inspect_model
 from bisect_trt.model.lifted import lifted_form
@@ -140,6 +141,11 @@ def _click_option(
     )
 
 
+def limits() -> Limits:
+    """The limits that whoever called :func:`main` gave as click's ``obj``, else the usual ones."""
+    return click.get_current_context().find_object(Limits) or Limits()
+
+
 def in_todays_words(args: Sequence[str]) -> list[str]:
     """Replaces options of older versions in ``args`` by today's."""
     today, former = [], ""
@@ -208,7 +214,8 @@ def reduce_command(
     """Find the smallest part of a model on which an engine fails, is wrong or not reproducible;
     write a reproducer. Exit code 1 if the whole is not bad.
     """
-    settings, made_by = Settings(**chosen), shlex.join(["bisect-trt", *sys.argv[1:]])
+    settings = Settings(**chosen, limits=limits())
+    made_by = shlex.join(["bisect-trt", *sys.argv[1:]])
     with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         found = reduce(settings, Precision(precision), check, made_by, observer)
     folder = result_folder(settings, REDUCED)
@@ -235,7 +242,7 @@ def cure_command(
     """Try what makes a wrong or not reproducible engine right and reproducible; write the table and
     the model to ship. Exit code 1 if nothing does.
     """
-    settings = Settings(**chosen)
+    settings = Settings(**chosen, limits=limits())
     with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         cures = cure(settings, Precision(precision), subgraph, observer)
     folder = result_folder(settings, CURED)
@@ -254,7 +261,7 @@ def repair_command(as_json: bool, verbose: bool, quiet: bool, **chosen: Any) -> 
     """Edit the graph so that FP16 fits, prove that FP32 stays the same, and write the repaired
     model. Exit code 1 if no edit helps.
     """
-    settings = Settings(**chosen)
+    settings = Settings(**chosen, limits=limits())
     with terminal.progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
         found = repair(settings, observer)
     _print(found.as_json(), terminal.print_repair, found, as_json=as_json, quiet=quiet)
@@ -301,7 +308,7 @@ def gate_command(
     """
     source = click.get_current_context().get_parameter_source
     given = {n: v for n, v in chosen.items() if source(n) is not ParameterSource.DEFAULT}
-    project = read_project(config, out, given)
+    project = read_project(config, out, {**given, "limits": limits()})
     for warning in project.warnings:
         click.echo(f"warning: {project.path}: {warning}", err=True)
     check_gate_folder(project.out, project.runs)
@@ -469,7 +476,7 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
     """Find the problem's kind and a small set of layers that must stay in FP32, test it on copies
     that the search has not seen; write the plan, model and report.
     """
-    settings = Settings(**chosen)
+    settings = Settings(**chosen, limits=limits())
     if dry_run:
         with terminal.progress(quiet=quiet) as observer:
             price = estimate(settings, observer)
@@ -495,7 +502,7 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
 def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Error tables only: every baseline's outputs and every layer, without a search."""
     with terminal.progress(quiet=quiet) as observer:
-        result = compare(Settings(**chosen), observer)
+        result = compare(Settings(**chosen, limits=limits()), observer)
     record = {**result.as_json(), "exit_code": EXIT_OK}
     _print(record, terminal.print_comparison, result, as_json=as_json, quiet=quiet)
     return EXIT_OK
@@ -519,7 +526,8 @@ def verify_command(
     if source is not ParameterSource.DEFAULT and precision != found_for:
         raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {found_for}")
     with terminal.progress(quiet=quiet) as observer:
-        verification = verify(Settings(precision=saved.searched, **chosen), saved, observer)
+        settings = Settings(precision=saved.searched, **chosen, limits=limits())
+        verification = verify(settings, saved, observer)
         write_verification(verification)
     record = verification.as_json()
     _print(record, terminal.print_verification, verification, as_json=as_json, quiet=quiet)

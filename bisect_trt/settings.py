@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.base.limits import thread_count
+from bisect_trt.base.limits import Limits, thread_count
 from bisect_trt.base.plan import Precision
 
 Feed = Mapping[str, NDArray[Any]]
@@ -382,6 +382,7 @@ class Settings:
         choices=("emulated", "engine"),
         commands=_RUN,
     )
+    limits: Limits = Limits()  # no option
 
     def __post_init__(self) -> None:
         for name, option in options().items():

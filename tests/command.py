@@ -8,14 +8,16 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 import bisect_trt
+from bisect_trt.base.limits import Limits
 from bisect_trt.cli import main
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.fixture import Fixture
 
 
-def call(*arguments: object) -> Result:
-    """``bisect-trt`` with ``arguments``; its lines are not broken."""
-    return CliRunner(env={"COLUMNS": "200"}).invoke(main, [str(a) for a in arguments])
+def call(*arguments: object, limits: Limits = Limits()) -> Result:
+    """``bisect-trt`` with ``arguments`` and ``limits``; its lines are not broken."""
+    words = [str(a) for a in arguments]
+    return CliRunner(env={"COLUMNS": "200"}).invoke(main, words, obj=limits)
 
 
 def saved(fixture: Fixture, folder: Path) -> list[str]:
@@ -27,6 +29,7 @@ def saved(fixture: Fixture, folder: Path) -> list[str]:
 
 
 def run_of(fixture: Fixture, out: Path, **options: Any) -> bisect_trt.Result:
-    """An emulated run of ``fixture`` with its precision and requirement."""
+    """An emulated run of ``fixture`` as it is, with its precision and requirement."""
     its = {"precision": fixture.precision, "require": fixture.require, "runner": "emulated"}
+    its["repair"] = "none"
     return bisect_trt.bisect(fixture.model, fixture.inputs, out=out, **{**its, **options})

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 from weakref import ReferenceType, ref
@@ -22,7 +22,8 @@ import bisect_trt
 from bisect_trt.report import terminal
 from bisect_trt.runners.ort_session import opened
 from fixtures.fixture import Fixture
-from tests.engines import at_most_missed, judged, on_engine, reproducible
+from tests.copies import FEW
+from tests.engines import judged, on_engine, reproducible
 
 __all__ = ["judged", "on_engine", "reproducible"]
 
@@ -111,58 +112,27 @@ def waves() -> NDArray[np.float32]:
     return np.sin(np.linspace(0.0, 6.0, 16)).reshape(2, 8).astype(np.float32)
 
 
-@pytest.fixture
-def few_draws() -> Iterator[None]:
-    """As :func:`at_most_missed`, none."""
-    with at_most_missed(0):
-        yield
-
-
-@pytest.fixture
-def some_misses(few_draws: None) -> Iterator[None]:
-    """As :func:`at_most_missed`, a few; after ``few_draws``, where the module asks for that."""
-    with at_most_missed(3):
-        yield
-
-
-@pytest.fixture
-def fewest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test on new copies makes as many as it needs at least, none of which may miss: enough
-    where nothing is searched by it.
-    """
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs.MISSES_TIME_S", 0.0)
-    for module in ("answer", "validation"):
-        monkeypatch.setattr(f"bisect_trt.steps.{module}.REFUSED_TIME_S", 0.0)
-
-
-@pytest.fixture
-def eight_draws(monkeypatch: pytest.MonkeyPatch, fewest_draws: None) -> None:
-    """A test on new copies makes eight, as of the slowest models: enough where the cause, the pins
-    and the files are what is looked at.
-    """
-    monkeypatch.setattr("bisect_trt.steps.validation_inputs.VALIDATION_TIME_S", 0.0)
-
-
 Finished = Callable[..., bisect_trt.Result]
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Runs of fixtures with ``robust``, each made once; their folders are read only."""
+    """Runs of fixtures as they are with ``robust``, each made once; to be read only."""
     folder = tmp_path_factory.mktemp("finished")
 
     @cache
     def run(make: Callable[[], Fixture], robust: float = 0.0) -> bisect_trt.Result:
         fixture = make()
-        with at_most_missed(0):
-            return bisect_trt.bisect(
-                fixture.model,
-                fixture.inputs,
-                precision=fixture.precision,
-                require=fixture.require,
-                robust=robust,
-                out=folder / f"{make.__name__}-{robust}",
-            )
+        return bisect_trt.bisect(
+            fixture.model,
+            fixture.inputs,
+            precision=fixture.precision,
+            require=fixture.require,
+            robust=robust,
+            repair="none",
+            out=folder / f"{make.__name__}-{robust}",
+            limits=FEW,
+        )
 
     return run
 

@@ -5,7 +5,6 @@ failing, or not making up its mind.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from bisect_trt.runners.emulator import EmulatedRunner
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import residual
+from tests.copies import FEW
 
 
 class Engine:
@@ -128,7 +128,10 @@ Judged = Callable[..., EngineRun]
 
 
 def run_on(engine: Engine, fixture: Fixture, out: Path, **options: Any) -> EngineRun:
-    """A run of ``fixture`` that ``engine`` decides, without a validated search."""
+    """A run of ``fixture`` that ``engine`` decides, without a validated search.
+
+    The engine knows the graph of the fixture only, so that is not repaired.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bisect_trt.steps.context.open_engine", lambda *_: engine)
         return bisect_trt.bisect(
@@ -136,7 +139,7 @@ def run_on(engine: Engine, fixture: Fixture, out: Path, **options: Any) -> Engin
             fixture.inputs,
             precision=fixture.precision,
             require=fixture.require,
-            **{"robust": 0, "out": out, **options},
+            **{"robust": 0, "repair": "none", "out": out, "limits": FEW, **options},
         ), engine
 
 
@@ -154,8 +157,7 @@ def judged(tmp_path: Path) -> Judged:
 def on_engine(tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
     """A run of the encoder on an engine that errs like the emulator; to be read only."""
     fixture = encoder_decomposed()
-    with at_most_missed(0):
-        return run_on(Engine(fixture), fixture, tmp_path_factory.mktemp("on_engine") / "run")
+    return run_on(Engine(fixture), fixture, tmp_path_factory.mktemp("on_engine") / "run")
 
 
 @pytest.fixture(scope="session")
@@ -163,13 +165,4 @@ def reproducible(tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
     """A run of the residual network on a reproducible engine; to be read only."""
     fixture = residual()
     engine = Unsteady(fixture, lambda *_: 0)
-    with at_most_missed(0):
-        return run_on(engine, fixture, tmp_path_factory.mktemp("reproducible") / "run")
-
-
-@contextmanager
-def at_most_missed(copies: int) -> Iterator[None]:
-    """Validations let so many copies miss; where none may, fewer are made, and claim as much."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bisect_trt.steps.validation_inputs.MAX_MISSES", copies)
-        yield
+    return run_on(engine, fixture, tmp_path_factory.mktemp("reproducible") / "run")

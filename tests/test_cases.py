@@ -23,10 +23,9 @@ from fixtures.cases.unimatch import noise, unimatch
 from fixtures.fixture import Fixture
 from fixtures.photo import photo
 from tests.conftest import run_model, slow_where
+from tests.copies import EIGHT
 from tests.docs.pages import CASES_RUN
 from tests.runners.test_trt_build import check
-
-pytestmark = pytest.mark.usefixtures("eight_draws")
 
 
 def run(fixture: Fixture, out: Path, **options: object) -> Result:
@@ -40,6 +39,7 @@ def run(fixture: Fixture, out: Path, **options: object) -> Result:
         runner="emulated",
         out=out,
         **options,
+        limits=EIGHT,
     )
 
 
@@ -102,6 +102,7 @@ def test_the_found_set_is_smaller_than_every_layernorm(
         require=fixture.require,
         runner="emulated",
         out=tmp_path / "all",
+        limits=EIGHT,
     )
     assert prober_score.passed
 

@@ -26,10 +26,8 @@ from fixtures.fixture import Fixture
 from fixtures.models import unsavable
 from fixtures.subgraphs import branch, loop
 from tests.command import call, saved
-from tests.engines import at_most_missed
+from tests.copies import FEW
 from tests.model.test_normalised import function_model
-
-pytestmark = pytest.mark.usefixtures("few_draws")
 
 
 def files(fixture: Fixture, folder: Path) -> list[str]:
@@ -45,8 +43,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A run of the encoder: its arguments, what it said, and its folder."""
     folder = tmp_path_factory.mktemp("done")
     arguments = files(encoder_decomposed(), folder)
-    with at_most_missed(0):
-        return arguments, call("run", *arguments), folder / "run"
+    return arguments, call("run", *arguments, limits=FEW), folder / "run"
 
 
 def test_run_says_the_answer_on_one_screen(done: Done) -> None:
@@ -58,7 +55,7 @@ def test_run_says_the_answer_on_one_screen(done: Done) -> None:
 
 
 def test_run_that_cannot_be_met_exits_1(tmp_path: Path) -> None:
-    result = call("run", *files(unsavable(), tmp_path))
+    result = call("run", *files(unsavable(), tmp_path), limits=FEW)
     assert result.exit_code == 1 and "not a precision problem" in " ".join(result.output.split())
 
 
@@ -66,10 +63,10 @@ def test_json_is_run_json_and_quiet_is_quiet(done: Done, tmp_path: Path) -> None
     arguments, _, folder = done
     shutil.copytree(folder, tmp_path / "run")
     again = [*arguments[:-1], str(tmp_path / "run")]
-    printed = json.loads(call("run", *again, "--json").stdout)
+    printed = json.loads(call("run", *again, "--json", limits=FEW).stdout)
     written = json.loads((tmp_path / "run" / "run.json").read_text())
     assert printed == written and printed["cause"] == "overflow"
-    quiet = call("run", *again, "--quiet")
+    quiet = call("run", *again, "--quiet", limits=FEW)
     assert quiet.output == "" and quiet.exit_code == 0
 
 
@@ -79,7 +76,13 @@ def test_options_that_only_an_engine_heeds_are_named_without_one(
 ) -> None:
     asked = ("--runner", "emulated", "--max-builds", "3", "--typing", "weak")
     result = call(
-        "run", *files(encoder_decomposed(), tmp_path), *asked, "--out", str(tmp_path / "o"), *more
+        "run",
+        *files(encoder_decomposed(), tmp_path),
+        *asked,
+        "--out",
+        str(tmp_path / "o"),
+        *more,
+        limits=FEW,
     )
     assert "no engine judges here: --max-builds and --typing weak change nothing" in " ".join(
         result.output.split()
@@ -87,7 +90,7 @@ def test_options_that_only_an_engine_heeds_are_named_without_one(
 
 
 def test_dry_run_prices_and_writes_nothing(tmp_path: Path) -> None:
-    result = call("run", *files(encoder_decomposed(), tmp_path), "--dry-run")
+    result = call("run", *files(encoder_decomposed(), tmp_path), "--dry-run", limits=FEW)
     assert result.exit_code == 0 and "75 layers" in result.output and "evaluations" in result.output
     assert not (tmp_path / "run").exists()
 

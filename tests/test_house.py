@@ -147,6 +147,19 @@ def test_tests_go_through_public_names() -> None:
     assert len(found) <= PRIVATE_USES, found
 
 
+def _patched_constants(path: Path) -> Iterator[str]:
+    """The calls of setattr by which a test replaces a name in capitals."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
+            names = [ast.unparse(argument) for argument in node.args[:2]]
+            if any(re.search(r"\b[A-Z][A-Z_]{3,}'$", name) for name in names):
+                yield f"{path.relative_to(TESTS)}: {ast.unparse(node)}"
+
+
+def test_limits_are_given_and_not_patched() -> None:
+    assert [use for path in sorted(TESTS.rglob("*.py")) for use in _patched_constants(path)] == []
+
+
 PROTOCOLS = frozenset(
     node.name
     for path in FILES

@@ -34,8 +34,6 @@ from tests.command import run_of, saved
 from tests.conftest import Finished, forbid_inferences, run_model
 from tests.networks import parsed
 
-pytestmark = pytest.mark.usefixtures("few_draws")
-
 FILES_OF_A_RUN = {
     "layers.csv",
     "outputs.csv",

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 from benchmarks.common import machine
+from benchmarks.models.large_models import vit_small
 from benchmarks.repairs import Model, models, repaired
 from bisect_trt.base.errors import BisectError, one_line
 from bisect_trt.base.plan import Precision, PrecisionPlan
@@ -25,6 +26,7 @@ from bisect_trt.metrics.errors import tensor_error
 from bisect_trt.model.graph import Graph
 from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
+from fixtures.cases.nafnet import nafnet
 from tests.models import DETECTOR, page
 
 INPUTS = 3
@@ -37,6 +39,16 @@ def large() -> Iterator[tuple[Model, list[dict[str, Any]]]]:
         x = np.resize(page(), (8, 3, 736, 1280)).astype(np.float32)
         small = [{"x": page()}]
         yield Model("PP-OCRv4 det, 8x3x736x1280", onnx.load(DETECTOR), small), [{"x": x}]
+    case = nafnet()
+    proto = onnx.ModelProto()
+    proto.CopyFrom(case.model)
+    for value in (*proto.graph.input, *proto.graph.output):
+        for axis in (0, 2, 3):
+            value.type.tensor_type.shape.dim[axis].dim_param = f"axis{axis}"
+    image = np.resize(case.inputs["image"], (8, 3, 256, 256))
+    yield Model("NAFNet, 8x3x256x256", proto, [case.inputs]), [{"image": image}]
+    vit, inputs = vit_small(side=896, residual=8000.0)
+    yield Model("ViT-S at 896, residual times 8,000", vit, [inputs]), [inputs]
 
 
 def measured(
@@ -76,7 +88,7 @@ def row(model: Model, inputs: Sequence[Mapping[str, Any]]) -> str | None:
         finally:
             runner.close()
         cells += [shown, f"{latency:.3f}"]
-    rules = ", ".join(dict.fromkeys(r.rule for r in made.rows))
+    rules = ", ".join(dict.fromkeys(r.rule for r in made.facts.rows))
     return f"| {' | '.join([*cells, rules])} |"
 
 

@@ -11,28 +11,32 @@ import numpy as np
 from benchmarks.models.model_builder import Builder, Made
 
 
-def vit_small() -> Made:
-    """ViT-S/16 at 224 by 224: 12 blocks of width 384, 22 million weights."""
-    width, places = 384, 197
+def vit_small(side: int = 224, residual: float = 1.0) -> Made:
+    """ViT-S/16 at ``side`` by ``side``: 12 blocks of width 384, 22 million weights.
+
+    All that is added to the residual stream is ``residual`` times as large; the norms take it back.
+    """
+    width, places = 384, (side // 16) ** 2 + 1
     random = np.random.default_rng(2)
     to = Builder(random)
-    inputs = {"x": random.standard_normal((1, 3, 224, 224)).astype(np.float32)}
+    inputs = {"x": random.standard_normal((1, 3, side, side)).astype(np.float32)}
     patches = to.add(
         "Conv",
         "x",
-        to.normal(width, 3, 16, 16, deviation=768**-0.5),
-        to.normal(width, deviation=0.02),
+        to.normal(width, 3, 16, 16, deviation=residual * 768**-0.5),
+        to.normal(width, deviation=0.02 * residual),
         strides=[16, 16],
     )
     tokens = to.add("Transpose", to.reshape(patches, 1, width, places - 1), perm=[0, 2, 1])
-    tokens = to.add("Concat", to.normal(1, 1, width, deviation=0.02), tokens, axis=1)
-    x = to.add("Add", tokens, to.normal(1, places, width, deviation=0.02))
+    first = to.normal(1, 1, width, deviation=0.02 * residual)
+    tokens = to.add("Concat", first, tokens, axis=1)
+    x = to.add("Add", tokens, to.normal(1, places, width, deviation=0.02 * residual))
     for block in range(12):
         to.scope = f"/blocks.{block}"
         normed = to.layer_norm(x, width)
-        x = to.add("Add", x, to.attention(normed, normed, width, 6, places, places))
+        x = to.add("Add", x, to.attention(normed, normed, width, 6, places, places, residual))
         hidden = to.gelu(to.linear(to.layer_norm(x, width), width, 4 * width))
-        x = to.add("Add", x, to.linear(hidden, 4 * width, width))
+        x = to.add("Add", x, to.linear(hidden, 4 * width, width, residual))
     to.scope = "/head"
     first = to.add("Gather", to.layer_norm(x, width), to.constant(np.asarray(0)), axis=1)
     logits = to.add(

@@ -60,10 +60,11 @@ class Builder:
         copied = self.random.standard_normal(shape, np.float32)
         return self.constant(copied * np.float32(deviation))
 
-    def linear(self, x: str, inside: int, outside: int) -> str:
+    def linear(self, x: str, inside: int, outside: int, scale: float = 1.0) -> str:
         """``MatMul`` and ``Add``, as exporters write a linear layer of three dimensions."""
-        product = self.add("MatMul", x, self.normal(inside, outside, deviation=inside**-0.5))
-        return self.add("Add", product, self.normal(outside, deviation=0.02))
+        weight = self.normal(inside, outside, deviation=scale * inside**-0.5)
+        product = self.add("MatMul", x, weight)
+        return self.add("Add", product, self.normal(outside, deviation=0.02 * scale))
 
     def convolution(self, x: str, inside: int, outside: int, size: int, stride: int = 1) -> str:
         """A convolution with its batch normalisation folded in, as exporters leave it."""
@@ -93,9 +94,18 @@ class Builder:
         """To a constant shape."""
         return self.add("Reshape", x, self.integers(*shape))
 
-    def attention(self, x: str, key: str, width: int, heads: int, places: int, seen: int) -> str:
+    def attention(
+        self,
+        x: str,
+        key: str,
+        width: int,
+        heads: int,
+        places: int,
+        seen: int,
+        scale: float = 1.0,
+    ) -> str:
         """Several heads over ``seen`` places of ``key``, as exporters write it: the products scaled
-        on both sides.
+        on both sides, the output by ``scale``.
         """
         each = width // heads
 
@@ -109,7 +119,7 @@ class Builder:
         scaled = self.add("Mul", query, root), self.add("Mul", keys, root)
         weights = self.add("Softmax", self.add("MatMul", *scaled), axis=-1)
         mixed = self.add("Transpose", self.add("MatMul", weights, values), perm=[0, 2, 1, 3])
-        return self.linear(self.reshape(mixed, 1, places, width), width, width)
+        return self.linear(self.reshape(mixed, 1, places, width), width, width, scale)
 
     def model(self, inputs: Inputs, outputs: Sequence[str]) -> onnx.ModelProto:
         """What was written."""

@@ -1,4 +1,4 @@
-"""What the machine has: cores and memory."""
+"""What the machine has, cores and memory, and what a run may take."""
 
 from __future__ import annotations
 
@@ -8,9 +8,41 @@ import math
 import mmap
 import os
 import sys
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the steps of a run may take: part of the settings, but no option of a command."""
+
+    max_misses: int = 3
+    """How many copies of a kind may fail in a quick model's validation."""
+
+    misses_time_s: float = 20.0
+    """The longest that the copies may take where misses are allowed."""
+
+    validation_time_s: float = 150.0
+    """The longest that the copies of a slow model may take."""
+
+    refused_time_s: float = 25.0
+    """Time to measure how often a plan fails that cannot be validated any more."""
+
+    sensitivity_time_s: float = 20.0
+    """How long it may usually take to reduce each layer alone, else only the most suspicious."""
+
+    tradeoff_time_s: float = 12.0
+    """What the trade-off curve may take: a slow model's rows are fewer, on fewer copies."""
+
+    # A run has its answer by then, and an engine of thousands of layers takes minutes to build.
+    reduction_time_s: float = 30.0
+    """How long a run reduces what an engine gets wrong; a build that has begun is finished."""
+
+    large_bytes: int = 256 << 20
+    """Bytes of weights from which on another copy matters: sessions are closed after use."""
+
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
@@ -75,9 +107,6 @@ _MEMORY_FILES = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
 """Files of cgroup versions 2 and 1: the limit, the usage, and memory.stat's prefix of names."""
-
-LARGE = 256 << 20
-"""Bytes of weights or activations from which on another copy matters."""
 
 
 def free_bytes() -> int | None:

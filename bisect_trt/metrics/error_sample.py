@@ -51,10 +51,18 @@ class _Chosen:
 
 
 class ErrorSample:
-    """Elements of a sample's outputs: half where ``candidate`` is worst, half at random."""
+    """Elements of a sample's outputs: half where ``candidate`` is worst, half at random.
+
+    At most ``limit`` of all outputs; ``block`` elements are looked at together.
+    """
 
     def __init__(
-        self, requirements: Requirements, reference: Arrays, candidate: Arrays, limit: int = 4096
+        self,
+        requirements: Requirements,
+        reference: Arrays,
+        candidate: Arrays,
+        limit: int = 4096,
+        block: int = BLOCK,
     ) -> None:
         self._chosen: list[_Chosen] = []
         random = np.random.default_rng(0)
@@ -64,7 +72,7 @@ class ErrorSample:
             if tolerance is None or array.size == 0:
                 continue
             half = min(share // 2 + 1, array.size)
-            worst = _worst_places(array, candidate[name], tolerance, half)
+            worst = _worst_places(array, candidate[name], tolerance, half, block)
             places = np.unique(np.concatenate([worst, random.choice(array.size, half, False)]))
             ref = flat(array)[places].astype(np.float64)
             self._chosen.append(_Chosen(name, array.shape, places, ref, tolerance(ref, places)))
@@ -81,12 +89,16 @@ class ErrorSample:
 
 
 def _worst_places(
-    reference: NDArray[Any], candidate: NDArray[Any], tolerance: Tolerance, count: int
+    reference: NDArray[Any],
+    candidate: NDArray[Any],
+    tolerance: Tolerance,
+    count: int,
+    block: int,
 ) -> NDArray[np.int64]:
     """The ``count`` places with the largest errors in tolerances; any if the shapes differ."""
     exact, given = flat(reference), flat(candidate)
     worst, largest = np.zeros(0, np.int64), np.zeros(0)
-    for part in slices(exact.size, max(BLOCK, 4 * count)):
+    for part in slices(exact.size, max(block, 4 * count)):
         ref, places = exact[part].astype(np.float64), np.arange(part.start, part.stop)
         used = np.zeros(ref.size)
         if reference.shape == candidate.shape:

@@ -45,16 +45,16 @@ def held_size(model: onnx.ModelProto) -> int:
     return sum(size_of(t) for t in all_tensors(model.graph) if place_of(t) is None)
 
 
-def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Writes ``model`` in one step; over 2 GB its weights go beside it, into ``<name>.data``."""
+def save_model(model: onnx.ModelProto, path: Path, limit_bytes: int = PROTOBUF_LIMIT_BYTES) -> None:
+    """Writes ``model`` in one step; over the limit its weights go beside it: ``<name>.data``."""
     sweep(path.parent)  # a killed run may have left a draft as large as a model
     try:
         with written_whole(path) as draft:
-            if weights_size(model) < PROTOBUF_LIMIT_BYTES:
+            if weights_size(model) < limit_bytes:
                 with draft.open("wb") as stream:
                     write_model(model, stream)
                 return
-            side, inside = f"{path.name}.data", _types_inside(model)
+            side, inside = f"{path.name}.data", _types_inside(model, limit_bytes)
             with (draft.parent / side).open("wb") as stream:
 
                 def put(tensor: TensorProto) -> None:
@@ -94,13 +94,13 @@ def moved(model: onnx.ModelProto, move: Callable[[TensorProto], None]) -> onnx.M
     return copy
 
 
-def _types_inside(model: onnx.ModelProto) -> frozenset[int]:
+def _types_inside(model: onnx.ModelProto, limit_bytes: int) -> frozenset[int]:
     """The element types whose values must stay in the model: float64, if a message has room."""
     # TensorRT's parser converts float64 to FP32, but refuses float64 in external files
     # ("Unexpected size for the external weights", TensorRT for RTX 1.6.1.120). Transformers'
     # RT-DETR has such tables.
     doubles = (t for t in all_tensors(model.graph) if t.data_type == TensorProto.DOUBLE)
-    fits = 2 * sum(map(size_of, doubles)) < PROTOBUF_LIMIT_BYTES
+    fits = 2 * sum(map(size_of, doubles)) < limit_bytes
     return frozenset({TensorProto.DOUBLE} if fits else ())
 
 
@@ -148,7 +148,7 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
     With ``elsewhere`` another process opens it, so that all values are in files.
     """
     with ExitStack() as opened:
-        scratch_file = _ScratchFile(opened, model)
+        scratch_file = _ScratchFile(opened, model, PROTOBUF_LIMIT_BYTES)
         # Copies, because a reference to a tensor would keep the whole model in memory.
         mapped, rounded = onnx.GraphProto(), onnx.GraphProto()
         for tensor in () if elsewhere else model.graph.initializer:
@@ -174,14 +174,22 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
 
 
 @contextmanager
-def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
-    """``model`` as TensorRT's parser reads it, bytes or a path, valid inside the ``with`` block."""
-    if weights_size(model) < SENT_WHOLE_BYTES:
+def file_form(
+    model: onnx.ModelProto,
+    whole_bytes: int = SENT_WHOLE_BYTES,
+    limit_bytes: int = PROTOBUF_LIMIT_BYTES,
+) -> Iterator[bytes | str]:
+    """``model`` as TensorRT's parser reads it, valid inside the ``with`` block.
+
+    Bytes where its weights are fewer than ``whole_bytes``, else a path. Values in memory of
+    ``limit_bytes`` or more go into a file of their own.
+    """
+    if weights_size(model) < whole_bytes:
         yield moved(model, take_in).SerializeToString()
         return
     with ExitStack() as opened:
-        scratch_file = _ScratchFile(opened, model)
-        inside = _types_inside(model)
+        scratch_file = _ScratchFile(opened, model, limit_bytes)
+        inside = _types_inside(model, limit_bytes)
         links: dict[str, str] = {}
 
         def put(tensor: TensorProto) -> None:
@@ -205,10 +213,10 @@ def file_form(model: onnx.ModelProto) -> Iterator[bytes | str]:
 class _ScratchFile:
     """A temporary file for values that are in no file as needed and must not stay in the model."""
 
-    def __init__(self, opened: ExitStack, model: onnx.ModelProto) -> None:
+    def __init__(self, opened: ExitStack, model: onnx.ModelProto, limit_bytes: int) -> None:
         self._opened = opened
-        # Up to protobuf's limit values may stay in the message.
-        self._too_large = held_size(model) >= PROTOBUF_LIMIT_BYTES
+        # Up to the limit values may stay in the message.
+        self._too_large = held_size(model) >= limit_bytes
         self._stream: IO[bytes] | None = None
         self._folder: Path | None = None
 

@@ -54,10 +54,6 @@ from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.memory_need import check_need, need_of
 
-# A run has its answer by then, and an engine of thousands of layers takes minutes to build.
-RUN_BUDGET_S = 30.0
-"""Seconds that ``run`` spends on reducing; a build that has begun is finished."""
-
 
 @dataclass(frozen=True)
 class Step:
@@ -409,7 +405,7 @@ def subgraph_to_blame(state: RunState, context: Context) -> Reduced | Observatio
     )
     if not blamed or engine is None or not isinstance(context.opened, Restartable):
         return None
-    time_budget = TimeBudget(min(RUN_BUDGET_S, context.time.left_s) / 60.0)
+    time_budget = TimeBudget(min(settings.limits.reduction_time_s, context.time.left_s) / 60.0)
     time_budget.search_ended()  # nothing of it is set aside for tests
     builds = settings.max_builds if settings.max_builds is not None else 60
     budget = Budget(builds, time_budget)

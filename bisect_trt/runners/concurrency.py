@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from typing import TypeVar
 
-from bisect_trt.base.limits import LARGE, thread_count
+from bisect_trt.base.limits import Limits, thread_count
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.save import weights_size
@@ -21,24 +21,35 @@ HEADROOM_BYTES = 128 << 20
 """Memory for the activations of all inferences that run side by side."""
 
 
-def is_large(graph: Graph) -> bool:
-    """True if another copy of the weights matters: sessions are closed after use."""
-    return weights_size(graph.proto) >= LARGE
+def is_large(graph: Graph, large_bytes: int = Limits.large_bytes) -> bool:
+    """True if the weights take ``large_bytes`` or more: sessions are closed after use."""
+    return weights_size(graph.proto) >= large_bytes
 
 
 class Headroom:
-    """Counts how many inferences of ``graph`` fit side by side: at most one for each thread."""
+    """Counts how many inferences of ``graph`` fit side by side: at most one for each thread.
 
-    def __init__(self, graph: Graph, threads: int = 0) -> None:
+    Their activations share ``room_bytes``. With weights of ``large_bytes`` or more it is one.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        threads: int = 0,
+        *,
+        large_bytes: int = Limits.large_bytes,
+        room_bytes: int = HEADROOM_BYTES,
+    ) -> None:
         # An abandoned inference keeps its session: of a large model only one may run.
-        self._graph, self._threads = graph, 1 if is_large(graph) else threads
+        self._graph, self._threads = graph, 1 if is_large(graph, large_bytes) else threads
+        self._room_bytes = room_bytes
 
     def at_once(self, sample: Sample) -> int:
         """Returns how many inferences on samples like ``sample`` fit; 1 if that is unknown."""
         size = inference_bytes(self._graph, sample.shapes)
         if size is None:
             return 1
-        return max(1, min(thread_count(self._threads), HEADROOM_BYTES // max(1, size)))
+        return max(1, min(thread_count(self._threads), self._room_bytes // max(1, size)))
 
 
 def side_by_side(

@@ -11,7 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import RunnerFailedError
-from bisect_trt.base.limits import give_back
+from bisect_trt.base.limits import Limits, give_back
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
@@ -46,10 +46,11 @@ class SwitchedSession:
         *,
         threads: int = 0,
         device: Device = CPU,
+        large_bytes: int = Limits.large_bytes,
     ) -> None:
         # Weights are fed like inputs: rounded once outside, they cost an evaluation nothing.
         self._constants, self._device = constants, device
-        self._headroom = Headroom(graph, threads)
+        self._headroom = Headroom(graph, threads, large_bytes=large_bytes)
         switched = to_switched(graph, low, pin, selects=device != CPU)
         self._takes, self._gives = switched.takes, graph.outputs
         self._flags, self._weights = switched.flags, switched.weights
@@ -92,7 +93,8 @@ class EmulatedRunner:
 
     ``base`` is the precision that most evaluations use, ``threads`` the limit of one call (0: all
     cores). ``device`` computes evaluations and sensitivities; what needs the values of every layer
-    runs on the CPU. ``constants`` are shared with another emulator of the same model.
+    runs on the CPU. ``constants`` are shared with another emulator of the same model. Inferences
+    run one by one if the weights take ``large_bytes`` or more.
     """
 
     name = "emulated"
@@ -105,6 +107,7 @@ class EmulatedRunner:
         threads: int = 0,
         device: Device = CPU,
         constants: ConstantStore | None = None,
+        large_bytes: int = Limits.large_bytes,
     ) -> None:
         self.versions: Mapping[str, str] = versions_on(device)
         self.graph = as_graph(model)
@@ -118,6 +121,7 @@ class EmulatedRunner:
             self._device_constants = ConstantStore(self.capable, device)
         self._base = base
         self._threads = threads
+        self._large_bytes = large_bytes
         # By base and pin precision: the usual pair's session, and at most one other.
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         self._node_by_node = NodeByNode(self.capable, self.constants, threads)
@@ -177,6 +181,7 @@ class EmulatedRunner:
                 threads=self._threads,
                 device=self.device,
                 constants=self.constants,
+                large_bytes=self._large_bytes,
             )
             self._after_lookups._device_constants = self._device_constants
         return self._after_lookups
@@ -202,6 +207,7 @@ class EmulatedRunner:
                 *key,
                 threads=self._threads,
                 device=self.device,
+                large_bytes=self._large_bytes,
             )
         return self._switched[key], reduced
 

@@ -13,6 +13,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.limits import Limits
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.decisions import gaps
 from bisect_trt.metrics.requirements import ReferenceOutputs
@@ -28,22 +29,29 @@ from bisect_trt.runners.ort_session import reference_session, run_all, session_a
 class Reference:
     """A model's FP32 outputs.
 
-    ``is_large`` says that the weights are used where they lie, without a copy.
+    ``is_large`` says that the weights are used where they lie, without a copy: they take
+    ``large_bytes`` or more.
 
     Raises:
         BadInputError: ONNX Runtime cannot load the model.
     """
 
-    def __init__(self, graph: Graph, where: str = "model", threads: int = 0) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        where: str = "model",
+        threads: int = 0,
+        large_bytes: int = Limits.large_bytes,
+    ) -> None:
         self._graph = graph
         self._where = where
         self._threads = threads
         self._decisions = list_decisions(graph.proto)
-        self.is_large = is_large(graph)
+        self.is_large = is_large(graph, large_bytes)
         # Opened at once: a model that cannot be loaded is refused before anything is written.
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
-        self._headroom = Headroom(graph, threads)
+        self._headroom = Headroom(graph, threads, large_bytes=large_bytes)
 
     def at_once(self, sample: Sample) -> int:
         """Returns how many inferences on samples like ``sample`` fit side by side."""

@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
-from bisect_trt.base.limits import give_back
+from bisect_trt.base.limits import Limits, give_back
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
@@ -33,7 +33,10 @@ _CAST_FUSIONS = (
 
 
 class WholeModelRunner:
-    """Executes a model in a session for each plan; a large model's is closed after each call."""
+    """Executes a model in a session for each plan.
+
+    It is closed after each call if the model's weights take ``large_bytes`` or more.
+    """
 
     name = "emulated-whole"
 
@@ -42,6 +45,7 @@ class WholeModelRunner:
         model: onnx.ModelProto | Graph,
         constants: RoundedConstants | None = None,
         threads: int = 0,
+        large_bytes: int = Limits.large_bytes,
     ) -> None:
         self.versions: Mapping[str, str] = {
             "onnxruntime": ort.__version__,
@@ -50,9 +54,9 @@ class WholeModelRunner:
         self._graph = as_graph(model)
         self._constants = constants
         self._threads = threads
-        self._is_large = is_large(self._graph)
+        self._is_large = is_large(self._graph, large_bytes)
         self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
-        self._headroom = Headroom(self._graph, threads)
+        self._headroom = Headroom(self._graph, threads, large_bytes=large_bytes)
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
         try:

@@ -39,7 +39,6 @@ from bisect_trt.steps.tradeoff import measure_tradeoff
 from bisect_trt.steps.validation import validate, validation_as_known
 from bisect_trt.steps.validation_inputs import (
     MAX_TESTS,
-    REFUSED_TIME_S,
     ValidationTest,
     next_test,
     planned_test,
@@ -327,7 +326,8 @@ def _last_test(state: RunState, context: Context) -> ValidationTest:
     refused = state.bisection is not None and not state.out_of_time
     if state.judgement is not None:
         refused = state.judgement.refused
-    return test.within(problem, usual_seconds, REFUSED_TIME_S) if refused else test
+    limit_s = problem.settings.limits.refused_time_s
+    return test.within(problem, usual_seconds, limit_s) if refused else test
 
 
 def with_reproducibility(state: RunState, context: Context) -> RunState:
@@ -402,7 +402,8 @@ def measure_bf16(problem: Problem, context: Context) -> InBF16:
     worst = max(evaluations, key=lambda found: (not found.verdict.passed, found.score))
     if not worst.verdict.passed:
         return InBF16(worst, None)
-    test = next_test(problem, context).within(problem, context.pace.usual_seconds, REFUSED_TIME_S)
+    limit_s = problem.settings.limits.refused_time_s
+    test = next_test(problem, context).within(problem, context.pace.usual_seconds, limit_s)
     return InBF16(worst, validate(problem, context, context.judges, problem.base, test))
 
 

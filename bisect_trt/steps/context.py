@@ -31,6 +31,7 @@ from bisect_trt.runners.device import CPU
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.emulator_workers import EmulatorPool
 from bisect_trt.runners.second_emulator import WholeModelRunner
+from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.steps.open_runners import (
     EngineRunner,
     Pace,
@@ -153,8 +154,9 @@ class Context:
         pool = self.emulator_pool
         self.evaluator = self.evaluator_of(pool or self.emulator, 1 if pool is None else len(pool))
         constants = self.emulator.constants.owner
+        threads, large_bytes = problem.settings.threads or 0, problem.settings.limits.large_bytes
         self.second = self.evaluator_of(
-            WholeModelRunner(problem.graph, constants, problem.settings.threads or 0)
+            WholeModelRunner(problem.graph, constants, threads, large_bytes)
         )
         self.engine = None
         if self.opened is not None:
@@ -175,6 +177,10 @@ class Context:
         """The FP32 outputs of a copy, which large models give much faster than on the CPU."""
         with self._gpu_lock:
             return next(iter(self.emulator.outputs(PrecisionPlan(Precision.FP32), [sample])))
+
+    def engine_takes(self, sample: Sample) -> bool:
+        """Whether the engine that judges takes inputs of these shapes; True without one."""
+        return not isinstance(self.opened, TensorRTRunner) or self.opened.takes(sample)
 
     @property
     def evaluators(self) -> list[Evaluator]:

@@ -127,7 +127,8 @@ def measure_each_alone(
     samples = ranked_on(problem, context, unseen)
     seconds = len(samples) * context.pace.usual_seconds
     # A budget leaves the rest of its time for the search.
-    count = affordable(len(problem.names), seconds, 0.4 * context.time.left_s)
+    budget_s = min(0.4 * context.time.left_s, problem.settings.limits.sensitivity_time_s)
+    count = affordable(len(problem.names), seconds, budget_s)
     reduced = problem.base
     if unseen is not None:
         # What overflows, by itself or by a constant (``heavy``), would hide the others' effects.

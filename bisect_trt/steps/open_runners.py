@@ -129,14 +129,19 @@ def open_emulator(problem: Problem, device: Device) -> EmulatedRunner:
     """The emulator of this process."""
     settings = problem.settings
     device = CPU if settings.ray is not None else device  # a cluster's GPUs are elsewhere
-    threads = settings.threads or 0
-    return EmulatedRunner(problem.graph, settings.precision, threads=threads, device=device)
+    return EmulatedRunner(
+        problem.graph,
+        settings.precision,
+        threads=settings.threads or 0,
+        device=device,
+        large_bytes=settings.limits.large_bytes,
+    )
 
 
 def open_emulator_pool(
-    problem: Problem, local: EmulatedRunner, device: Device
+    problem: Problem, local: EmulatedRunner, device: Device, server: str = SERVER
 ) -> EmulatorPool | None:
-    """The emulator's workers; None for a run in this process alone.
+    """The emulator's workers, each a ``server``; None for a run in this process alone.
 
     Workers on this machine share its cores and take its GPUs in turn. On a cluster each has one
     core, or its part of ``--threads``.
@@ -164,10 +169,10 @@ def open_emulator_pool(
     members: Sequence[Remote]
     if settings.ray is not None:
         gpus = 0.0 if device == CPU else 1.0 if settings.runner == "emulated" else 0.5
-        members = ray_actors(settings.ray, SERVER, arguments, count, gpus=gpus, cpus=threads)
+        members = ray_actors(settings.ray, server, arguments, count, gpus=gpus, cpus=threads)
     else:
         members = [
-            IsolatedWorker(SERVER, arguments, environment)
+            IsolatedWorker(server, arguments, environment)
             for environment in gpus_in_turn(visible_gpus() if device != CPU else (), count)
         ]
     # An emulated evaluation does not end its worker: what did was something else, so try again.

@@ -275,7 +275,7 @@ def _problem(
         requirements=requirements,
         metrics=metrics,
         golden=load_golden(settings, graph, len(samples)),
-        reference=Reference(graph, model.name, settings.threads or 0),
+        reference=Reference(graph, model.name, settings.threads or 0, settings.limits.large_bytes),
         held_pins=held_pins,
         kept_reduced=kept_reduced,
         source_fp32=source_fp32,

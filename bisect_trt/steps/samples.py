@@ -366,7 +366,8 @@ def _looked_at(
     undefined = context.undefined
 
     def look(sample: Sample) -> tuple[Sample, bool]:
-        if sample.digest in but:
+        # An engine refuses other sizes than those that it was built for.
+        if sample.digest in but or not context.engine_takes(sample):
             return sample, False
         has_reference = partial(_has_reference, context, sample)
         return sample, context.recalled("usable", [sample.digest, *undefined], has_reference)

@@ -19,9 +19,6 @@ from bisect_trt.metrics.error_sample import prediction_order
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 
-TIME_BUDGET_S = 20.0
-"""How long it may usually take to reduce each layer alone, else only the most suspicious ones."""
-
 DISTURBED_ELEMENTS = 64
 """The output elements that a layer's strength is measured on."""
 
@@ -78,8 +75,7 @@ def affordable(layers: int, evaluation_seconds: float, budget_s: float) -> int:
     By the usual time and not by the clock, so that the same command gives the same answer.
     """
     # A layer alone goes through half of the network in the mean.
-    seconds = max(0.0, min(budget_s, TIME_BUDGET_S))
-    return min(layers, int(seconds / max(evaluation_seconds / 2.0, 1e-6)))
+    return min(layers, int(max(0.0, budget_s) / max(evaluation_seconds / 2.0, 1e-6)))
 
 
 def measure_sensitivity(

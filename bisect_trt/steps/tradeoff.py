@@ -22,9 +22,6 @@ from bisect_trt.steps.validation_inputs import TRADEOFF, TRADEOFF_COPIES, set_si
 STEPS = (0, 2, 8, 32, 128, 512, 2048)
 """How many of the ranked layers are pinned, beside the answer, its neighbours and all layers."""
 
-TIME_BUDGET_S = 12.0
-"""What the curve may take: of a slow model each row has fewer copies, and there are fewer rows."""
-
 GIVEN_A_ROW = 24
 """Given inputs, and as many held out ones, that a row is judged on, beside those that miss most."""
 
@@ -49,7 +46,8 @@ def measure_tradeoff(
     kinds = _samples(problem, context, rows_with_copies)
     # By the usual time and not by the clock, so that a repeated command gives the same rows.
     row_seconds = context.pace.usual_seconds * sum(map(len, kinds.values()))
-    fitting = max(1, int(TIME_BUDGET_S / max(row_seconds, 1e-9)))
+    limit_s = problem.settings.limits.tradeoff_time_s
+    fitting = max(1, int(limit_s / max(row_seconds, 1e-9)))
     rows: list[dict[str, object]] = []
     for plan, source in sets[:fitting]:
         pins = counted(len(plan.pinned), "pin")
@@ -64,7 +62,7 @@ def measure_tradeoff(
     if len(rows) < len(sets):
         message = (
             f"tradeoff.csv has {len(rows)} of {len(sets)} rows, those next to the answer: this "
-            f"model's take longer than the {TIME_BUDGET_S:.0f} s that it may take"
+            f"model's take longer than the {limit_s:.0f} s that it may take"
         )
         context.note(Finding("tradeoff", "", message))
     rows.sort(key=lambda row: (row["pins"], row["set"] == "answer"))
@@ -98,7 +96,7 @@ def _samples(problem: Problem, context: Context, rows: int) -> dict[InputKind, S
     size = set_size(problem)
     most = {InputKind.PERTURBED: 16, InputKind.AUGMENTED: 8}
     seconds = sum(most.values()) * rows * context.pace.usual_seconds
-    fewer = max(1.0, seconds / TIME_BUDGET_S)
+    fewer = max(1.0, seconds / problem.settings.limits.tradeoff_time_s)
     copies = {kind: max(TRADEOFF_COPIES, int(count / fewer)) for kind, count in most.items()}
     counts = {k: size * max(1, count // size) if rows else 0 for k, count in copies.items()}
     perturbed = perturbs(problem, context, TRADEOFF, counts[InputKind.PERTURBED], emulated=True)

@@ -20,7 +20,6 @@ from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal, all_in_fp32, decided_by_pins
 from bisect_trt.steps.validation_inputs import (
-    REFUSED_TIME_S,
     ValidationCopies,
     ValidationTest,
     next_test,
@@ -61,7 +60,8 @@ def put_to_test(
         aside[against.kind] += len(hopeless) // set_size(problem)
         if aside[against.kind] > test.misses:  # no plan passes: a slow model's test ends sooner
             seconds, least = context.pace.usual_seconds, min(tested, test.copies)
-            copies.test = test.within(problem, seconds, REFUSED_TIME_S, least)
+            limit_s = problem.settings.limits.refused_time_s
+            copies.test = test.within(problem, seconds, limit_s, least)
         against = first_refusal(problem, context, judges, plan, copies, limit)
     if against is not None:
         return against, None

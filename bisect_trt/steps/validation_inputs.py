@@ -52,18 +52,6 @@ TRADEOFF_COPIES = 4
 FIRST_RISK_SHARE = 2.0 / 3.0
 """The part of the 5 % risk that the first validation of a run takes."""
 
-MAX_MISSES = 3
-"""How many copies of a kind may fail in a quick model's validation."""
-
-MISSES_TIME_S = 20.0
-"""The longest that the copies may take where misses are allowed."""
-
-VALIDATION_TIME_S = 150.0
-"""The longest that the copies of a slow model may take."""
-
-REFUSED_TIME_S = 25.0
-"""Time to measure how often a plan fails that cannot be validated any more."""
-
 
 @dataclass(frozen=True)
 class ValidationTest:
@@ -111,12 +99,13 @@ def planned_test(
     wanted, seconds = wanted_of_unseen(problem), _seconds_a_copy(problem, usual_seconds)
     # A smaller share needs fewer copies and expects more of them to fail.
     scale = max(1.0, (1.0 - wanted) / (1.0 - WANTED))
-    misses = 0 if problem.settings.fitted else round(MAX_MISSES * scale)
-    while misses and copies_needed(wanted, 1.0 - risk, misses) * seconds > MISSES_TIME_S:
+    limits = problem.settings.limits
+    misses = 0 if problem.settings.fitted else round(limits.max_misses * scale)
+    while misses and copies_needed(wanted, 1.0 - risk, misses) * seconds > limits.misses_time_s:
         misses -= 1
     test = ValidationTest(number + 1, risk, copies_needed(wanted, 1.0 - risk, misses), misses)
     if not misses:
-        test = test.within(problem, usual_seconds, VALIDATION_TIME_S)
+        test = test.within(problem, usual_seconds, limits.validation_time_s)
     if problem.settings.pick is None:
         return test
     # --pick asks for that share of the copies, without a bound.

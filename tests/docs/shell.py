@@ -11,6 +11,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from bisect_trt.base.limits import Limits
 from bisect_trt.cli import main
 from tests.docs.pages import ROOT
 
@@ -23,12 +24,15 @@ AS_WRITTEN = {
 """Pages about what a plan holds on. Elsewhere runs keep to the given inputs, which is cheaper."""
 
 
-def ran(command: str, page: str) -> str:
-    """What ``command`` printed; it ends with the exit code that its comment says, 0 without one."""
+def ran(command: str, page: str, limits: Limits) -> str:
+    """What ``command`` printed; it ends with the exit code that its comment says, 0 without one.
+
+    A command of a pipe or of Python has the usual limits.
+    """
     line, _, expected = command.partition("# exit code ")
     words = shlex.split(line, comments=True)
     if words[0] == "bisect-trt" and not set("<>|&;$`") & set("".join(_unquoted(line))):
-        ended = CliRunner().invoke(main, [*words[1:], *cheaper(words, page)])
+        ended = CliRunner().invoke(main, [*words[1:], *cheaper(words, page)], obj=limits)
         code, output = ended.exit_code, ended.output
     else:
         tools = Path("tools")

@@ -13,6 +13,7 @@ import pytest
 from bisect_trt.report.record import read_run
 from fixtures.__main__ import FILES
 from fixtures.cases import AUGMENTED
+from tests.copies import EIGHT, FEWEST
 from tests.docs.pages import CASES_RUN, PAGES, ROOT, SHELL, blocks_of, inline_code, name_of
 from tests.docs.shell import AS_WRITTEN, asks_for_what_is_there, ran
 from tests.test_cases import is_the_answer
@@ -28,13 +29,9 @@ _FILE = re.compile(r"[\w./*-]+\.(?:onnx|json|html|md|csv|xml|sqlite|npz|toml|yml
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_what_a_page_tells_to_do_works(
-    page: Path,
-    workshop: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    page: Path, workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request.getfixturevalue("fewest_draws" if name_of(page) in AS_WRITTEN else "eight_draws")
+    limits = FEWEST if name_of(page) in AS_WRITTEN else EIGHT
     folder = shutil.copytree(workshop, tmp_path / "here", symlinks=True)
     monkeypatch.chdir(folder)
     said = ""
@@ -48,7 +45,7 @@ def test_what_a_page_tells_to_do_works(
             for command in block.commands:
                 asks_for_what_is_there(command)
         elif block.language in SHELL:
-            said = "".join(ran(command, name_of(page)) for command in block.commands)
+            said = "".join(ran(command, name_of(page), limits) for command in block.commands)
         elif block.language == "text" and said:
             first = re.split(r"\.\.\.|[;.] |[;.]$", block.text.splitlines()[0])[0]
             assert first in " ".join(said.split()), f"{name_of(page)}:{block.line}: {first}"

@@ -20,6 +20,7 @@ from bisect_trt.base import errors
 from bisect_trt.base.outcomes import Cause
 from bisect_trt.cli import main
 from bisect_trt.settings import options
+from tests.copies import EIGHT
 from tests.docs.pages import DOCS, PAGES, ROOT, inline_code, name_of
 from tests.docs.shell import ran
 
@@ -156,7 +157,6 @@ def scripts_of(value: Any) -> list[str]:
     return lines + [line for its in value.values() for line in scripts_of(its)]
 
 
-@pytest.mark.usefixtures("eight_draws")
 @pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
 def test_ci_examples_run(
     name: str, workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,7 +170,7 @@ def test_ci_examples_run(
     assert quoted is not None and Requirement(quoted[1]).name == "bisect-trt"
     assert lines[0] == "bisect-trt gate"
     for line in lines:
-        ran(line, name)
+        ran(line, name, EIGHT)
     assert Path("reports/gate/junit.xml").exists() and Path("reports/gate/gate.md").exists()
     its = yaml.safe_load(text)
     if "jobs" in its:
@@ -190,7 +190,7 @@ def test_ci_examples_run(
         summary = (tmp_path / "summary.md").read_text()
         assert summary == Path("reports/gate/gate.md").read_text() != ""
         Path("reports/gate/gate.md").unlink()  # a bisect.toml that cannot be read leaves none
-        ran(next(line for line in lines if "SUMMARY" in line), name)
+        ran(next(line for line in lines if "SUMMARY" in line), name, EIGHT)
         assert (tmp_path / "summary.md").read_text() == summary
 
 

@@ -11,7 +11,7 @@ import pytest
 from bisect_trt.base.plan import Precision
 from bisect_trt.inputs.augmentations import augmented_input
 from bisect_trt.inputs.perturbations import perturbed
-from bisect_trt.metrics import arrays, error_sample, errors
+from bisect_trt.metrics import arrays, errors
 from bisect_trt.metrics.arrays import slices
 from bisect_trt.metrics.error_sample import ErrorSample
 from bisect_trt.metrics.errors import tensor_error
@@ -63,14 +63,12 @@ def test_errors_beyond_float32_stay_finite() -> None:
     assert error.max_abs == 2.0 * float(far[0]) and np.isfinite(error.median_abs)
 
 
-def test_the_worst_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worst_elements() -> None:
     exact, given = pairs()[0]
     for text in ("atol=1e-3,rtol=1e-2", "max_abs<=1e-2", "cosine>=0.99", "psnr_db>=40"):
         requirements = parse_requirements([text], ["y"], {}, {})
-        monkeypatch.setattr(error_sample, "BLOCK", 1 << 20)
         at_once = ErrorSample(requirements, {"y": exact}, {"y": given}, 20)
-        monkeypatch.setattr(error_sample, "BLOCK", 1)
-        by_blocks = ErrorSample(requirements, {"y": exact}, {"y": given}, 20)
+        by_blocks = ErrorSample(requirements, {"y": exact}, {"y": given}, 20, block=1)
         assert by_blocks.size == at_once.size
         np.testing.assert_array_equal(by_blocks.errors({"y": given}), at_once.errors({"y": given}))
 

@@ -15,6 +15,7 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.outputs import judged_part, names_of, tail_outputs
 from fixtures.fixture import waves
 from tests.command import call
+from tests.copies import EIGHT
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -79,11 +80,10 @@ def detector(tail: str, gain: float = 1.0) -> onnx.ModelProto:
 INPUTS = [{"x": waves(n, 1, 3, 12, 12)} for n in range(3)]
 
 
-@pytest.mark.usefixtures("eight_draws")
 @pytest.mark.parametrize("tail", ["plugin", "nms"])
 def test_a_tail_is_left_out_by_itself_and_shipped(tail: str, tmp_path: Path) -> None:
     model = detector(tail)
-    result = bisect_trt.bisect(model, INPUTS, runner="emulated", out=tmp_path)
+    result = bisect_trt.bisect(model, INPUTS, runner="emulated", out=tmp_path, limits=EIGHT)
     assert result.passed and set(result.outputs["output"]) == {"boxes", "scores"}
     (told,) = (f.message for f in result.findings if f.kind == "judged-part")
     assert "judged at 'boxes', 'scores', before nms" in told
@@ -92,12 +92,16 @@ def test_a_tail_is_left_out_by_itself_and_shipped(tail: str, tmp_path: Path) -> 
     made = {n.name: n for n in shipped.graph.node}
     assert made["nms"].op_type == ("EfficientNMS_TRT" if tail == "plugin" else "NonMaxSuppression")
     again = bisect_trt.verify(
-        model, INPUTS, tmp_path / "plan.json", runner="emulated", out=tmp_path / "verify"
+        model,
+        INPUTS,
+        tmp_path / "plan.json",
+        runner="emulated",
+        out=tmp_path / "verify",
+        limits=EIGHT,
     )
     assert again.passed
 
 
-@pytest.mark.usefixtures("eight_draws")
 def test_detections_are_judged_where_that_is_asked(tmp_path: Path) -> None:
     require = "box_match(found,found_scores,iou=0.5)>=0.9"
     result = bisect_trt.bisect(
@@ -148,7 +152,6 @@ def test_a_plugin_in_the_middle_is_refused(tmp_path: Path) -> None:
     assert "judged at 'a', before plugin" in told
 
 
-@pytest.mark.usefixtures("eight_draws")
 def test_the_plugin_of_a_source_that_is_reduced_is_left_out_too(tmp_path: Path) -> None:
     half = TensorProto.FLOAT16
     nodes = [

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.model import save, tensor_values
+from bisect_trt.model import tensor_values
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
 from bisect_trt.model.outputs import mark_outputs
@@ -117,12 +117,9 @@ def test_a_plan_is_written_as_from_memory(path: Path, plan: PrecisionPlan, tmp_p
     assert {p.name for p in tmp_path.iterdir()} <= {"m.onnx", "m.data", "typed.onnx"}
 
 
-def test_over_the_limit_the_values_go_beside(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bisect_trt.model.save.PROTOBUF_LIMIT_BYTES", 1000)
+def test_over_the_limit_the_values_go_beside(path: Path, tmp_path: Path) -> None:
     both = PrecisionPlan(Precision.FP16, ["first", "second"])
-    save_model(to_typed(load_model(path).proto, both), tmp_path / "typed.onnx")
+    save_model(to_typed(load_model(path).proto, both), tmp_path / "typed.onnx", limit_bytes=1000)
     assert (tmp_path / "typed.onnx").stat().st_size < 2 * IN_BODY
     assert same(onnx.load(tmp_path / "typed.onnx"), to_typed(onnx.load(path), both))
 
@@ -143,11 +140,8 @@ def test_every_emulator_gives_what_it_gives_from_memory(path: Path) -> None:
 
 
 @pytest.mark.parametrize("large", [0, 1 << 40])
-def test_the_reference_is_the_model_itself(
-    path: Path, large: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bisect_trt.runners.concurrency.LARGE", large)
-    reference = Reference(Graph(load_model(path).proto))
+def test_the_reference_is_the_model_itself(path: Path, large: int) -> None:
+    reference = Reference(Graph(load_model(path).proto), large_bytes=large)
     found = [reference.outputs(Sample("s", X))["y"]]
     reference.release()
     found.append(reference.outputs(Sample("s", X))["y"])
@@ -156,14 +150,11 @@ def test_the_reference_is_the_model_itself(
     assert np.allclose(found[0], session.run(None, X)[0], rtol=1e-5, atol=1e-6)
 
 
-def test_an_engine_s_parser_is_given_links_and_only_what_is_new(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save, "SENT_WHOLE_BYTES", 0)
+def test_an_engine_s_parser_is_given_links_and_only_what_is_new(path: Path) -> None:
     model = load_model(path).proto
     for plan in (PINNED, PrecisionPlan(Precision.FP16)):
         typed = to_typed(model, plan)
-        with file_form(typed) as source:
+        with file_form(typed, whole_bytes=0) as source:
             assert isinstance(source, str)
             folder = Path(source).parent
             links = [p for p in folder.iterdir() if p.is_symlink()]

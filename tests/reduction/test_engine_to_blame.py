@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import bisect_trt
+from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
@@ -79,9 +80,8 @@ def test_max_builds_bounds_it(run: Any, builds: int) -> None:
         assert found["builds"] <= builds and not found["complete"]
 
 
-def test_the_time_bounds_it(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_trt.reduction.reduce.RUN_BUDGET_S", 1e-9)
-    result = run([3])
+def test_the_time_bounds_it(run: Any) -> None:
+    result = run([3], limits=Limits(reduction_time_s=1e-9))
     assert result.cause.value == "not-precision"
     assert not (Path(result.folder) / "reproducer").exists()
 

@@ -45,8 +45,9 @@ def test_a_repaired_model_is_fp32_checked_and_says_what_was_done(tmp_path: Path)
     assert snr_db(exact, run_fp16(made, feed)["y"]) > 50
     record = json.loads((tmp_path / "out" / "repair.json").read_text())
     assert record["repaired_model"] == "model.repaired.onnx"
-    assert record["missed_before"] == record["tried"] > record["missed_after"] == 0
-    assert record["headroom"] >= 2
+    proof = record["repair_proof"]
+    assert proof["missed_before"] == proof["tried"] > proof["missed_after"] == 0
+    assert proof["headroom"] >= 2
     (row,) = record["repairs"]
     assert row["identity"].startswith("BN(W x + c)") and row["constants"][0][2] == "folded"
 
@@ -75,7 +76,7 @@ def test_an_unknown_rule_is_named(tmp_path: Path) -> None:
     model, feed = folded()
     ended = call("repair", *written(model, feed, tmp_path), "--repair", "fold_bn")
     assert ended.exit_code == 2
-    assert "--repair fold_bn: no such rule; choose auto, or some of fold-bn" in ended.output
+    assert "--repair fold_bn: no such rule; choose auto, none, or some of fold-bn" in ended.output
     assert not (tmp_path / "out").exists()
 
 

@@ -269,11 +269,9 @@ def test_workers_take_the_gpus_in_turn(
     device = emulator_device(problem.settings)
     # This process and two of the three workers share the first GPU, beside an engine maybe.
     assert bed.asked[2] == 500_000 // 3
-    monkeypatch.setattr(open_runners, "SERVER", "tests.runners.breaking:Seer")
     monkeypatch.setattr(open_runners, "thread_count", lambda *_: 6)
-    emulator_pool = open_emulator_pool(
-        problem, EmulatedRunner(problem.graph, device=device), device
-    )
+    local = EmulatedRunner(problem.graph, device=device)
+    emulator_pool = open_emulator_pool(problem, local, device, "tests.runners.breaking:Seer")
     assert emulator_pool is not None
     try:
         wanted = ["layer"] * (3 * 12)

@@ -49,13 +49,11 @@ def test_many_weights_are_held_in_turn(
     many: int,
     together: int,
     sessions_opened: Sessions,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The reference uses the weights where they lie: only the second emulator has a copy."""
-    monkeypatch.setattr("bisect_trt.runners.concurrency.LARGE", many)
     sample = Sample("s", {"x": np.linspace(-1, 1, 128, dtype=np.float32)[None]})
-    reference = Reference(graph)
-    second = WholeModelRunner(graph)
+    reference = Reference(graph, large_bytes=many)
+    second = WholeModelRunner(graph, large_bytes=many)
 
     def answers() -> tuple[NDArray[Any], NDArray[Any]]:
         exact = reference.outputs(sample)["y"]

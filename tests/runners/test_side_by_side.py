@@ -43,8 +43,7 @@ def test_as_many_as_have_room_and_no_more_than_there_are_cores(
     assert each is not None and each >= sum(a.nbytes for a in sample.arrays.values())
     monkeypatch.setattr(module, "thread_count", lambda threads=0: threads or 4)
     for room, expected in ((100 * each, 4), (3 * each, 3), (each // 2, 1)):
-        monkeypatch.setattr(module, "HEADROOM_BYTES", room)
-        assert Headroom(graph).at_once(sample) == expected
+        assert Headroom(graph, room_bytes=room).at_once(sample) == expected
 
 
 def test_what_is_not_told_of_its_size_is_run_alone() -> None:
@@ -141,5 +140,4 @@ def test_inferences_of_a_large_model_run_one_by_one(monkeypatch: pytest.MonkeyPa
     graph, (sample,) = samples_of(1)
     monkeypatch.setattr(module, "thread_count", lambda threads=0: threads or 4)
     assert Headroom(graph).at_once(sample) == 4
-    monkeypatch.setattr(module, "LARGE", 1)
-    assert Headroom(graph).at_once(sample) == 1
+    assert Headroom(graph, large_bytes=1).at_once(sample) == 1

@@ -191,9 +191,7 @@ def test_without_a_gpu_the_runner_says_so() -> None:
         runner.close()
 
 
-def test_float64_constants_parse_however_the_model_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_float64_constants_parse_however_the_model_is_stored(tmp_path: Path) -> None:
     """The parser reads none from a file; a model of transformers' RT-DETR has them."""
     table = np.linspace(0.0, 1.0, 160 * 64).reshape(160, 64)
     nodes = [
@@ -213,13 +211,12 @@ def test_float64_constants_parse_however_the_model_is_stored(
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(made, str(tmp_path / "m.onnx"))
     loaded = load_model(tmp_path / "m.onnx").proto
-    monkeypatch.setattr("bisect_trt.model.save.SENT_WHOLE_BYTES", 0)
-    monkeypatch.setattr("bisect_trt.model.save.PROTOBUF_LIMIT_BYTES", 1_300_000)
+    limit = 1_300_000
     for plan in (PrecisionPlan("fp32"), PrecisionPlan("fp16")):
         typed = to_typed(loaded, plan)
-        save_model(typed, tmp_path / "typed.onnx")
+        save_model(typed, tmp_path / "typed.onnx", limit_bytes=limit)
         assert (tmp_path / "typed.onnx.data").exists()
-        with file_form(typed) as form:
+        with file_form(typed, whole_bytes=0, limit_bytes=limit) as form:
             for source in (form, str(tmp_path / "typed.onnx")):
                 logger = TRT.Logger(TRT.Logger.ERROR)
                 builder = TRT.Builder(logger)

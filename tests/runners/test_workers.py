@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from bisect_trt.runners.emulator_workers import (
     server_arguments,
 )
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
-from bisect_trt.steps import open_runners
+from bisect_trt.steps.open_runners import open_emulator_pool
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual
 from tests.conftest import HANG_S
@@ -140,7 +141,8 @@ def test_lost_workers_say_nothing_of_any_plan(
 ) -> None:
     target = {"killed": "KilledServer", "out of memory": "GreedyServer"}[death]
     with monkeypatch.context() as spoilt:
-        spoilt.setattr(open_runners, "SERVER", f"tests.runners.breaking:{target}")
+        opened = partial(open_emulator_pool, server=f"tests.runners.breaking:{target}")
+        spoilt.setattr("bisect_trt.steps.context.open_emulator_pool", opened)
         with pytest.raises(MachineError, match="nothing is concluded") as caught:
             run(tmp_path / "lost", workers=2)
     assert caught.value.exit_code == 4 and "\n" not in str(caught.value)

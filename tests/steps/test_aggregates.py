@@ -12,13 +12,13 @@ import pytest
 
 import bisect_trt
 from bisect_trt import Result
+from bisect_trt.base.limits import Limits
 from bisect_trt.base.sample import evenly
 from bisect_trt.model.graph import Graph
 from bisect_trt.steps import tradeoff
 from fixtures.models import healthy, residual
 from tests.conftest import forbid_inferences
-
-pytestmark = pytest.mark.usefixtures("few_draws")
+from tests.copies import FEW
 
 FIXTURE = residual()
 
@@ -31,8 +31,8 @@ def inputs(count: int) -> list[dict[str, np.ndarray]]:
 
 
 def run(out: Path, count: int, **options: Any) -> Result:
-    options.setdefault("require", FIXTURE.require)
-    return bisect_trt.bisect(FIXTURE.model, inputs(count), runner="emulated", out=out, **options)
+    its = {"require": FIXTURE.require, "runner": "emulated", "out": out, "limits": FEW}
+    return bisect_trt.bisect(FIXTURE.model, inputs(count), **{**its, **options})
 
 
 @pytest.mark.slow
@@ -73,7 +73,6 @@ def test_a_metric_of_all_inputs_decides(tmp_path: Path, monkeypatch: pytest.Monk
     assert again.pinned == result.pinned and again.validation == result.validation
 
 
-@pytest.mark.usefixtures("some_misses")
 @pytest.mark.slow
 @pytest.mark.parametrize("robust", [0.0, None])
 def test_a_share_of_the_inputs_decides_where_that_was_asked_for(
@@ -152,17 +151,17 @@ def test_the_frontier_is_judged_on_the_inputs_that_decide(tmp_path: Path) -> Non
         runner="emulated",
         holdout="none",
         out=tmp_path,
+        limits=FEW,
     )
     first = result.tradeoff.iloc[0]
     assert first["pins"] == 0 and first["given_tested"] == 25
     assert first["given_missed"] == result.samples[left_out]
 
 
-@pytest.mark.usefixtures("some_misses")
 @pytest.mark.slow
 def test_a_point_of_the_frontier_can_be_picked(tmp_path: Path) -> None:
-    half = run(tmp_path / "half", 4, pick=0.5)
-    most = run(tmp_path / "most", 4, pick=1.0)
+    half = run(tmp_path / "half", 4, pick=0.5, limits=Limits())
+    most = run(tmp_path / "most", 4, pick=1.0, limits=Limits())
     assert half.passed and most.passed and len(half.pinned) < len(most.pinned)
     assert half.validation is not None and half.validation.perturbed.tested >= 59
     for found, share in ((half, 0.5), (most, 1.0)):
@@ -216,8 +215,8 @@ def test_a_metric_of_all_inputs_never_sees_what_is_not_finite(
         "metrics": "my_strict:farthest@all",
         "out": tmp_path / "out",
     }
-    result = bisect_trt.bisect(fixture.model, given, **options)
+    result = bisect_trt.bisect(fixture.model, given, **options, limits=FEW)
     assert result.passed and result.base_score == np.inf and result.pinned
     forbid_inferences(monkeypatch)
-    again = bisect_trt.bisect(fixture.model, given, **options)
+    again = bisect_trt.bisect(fixture.model, given, **options, limits=FEW)
     assert again.pinned == result.pinned and again.new_evaluations == 0

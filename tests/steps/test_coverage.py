@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 
 import bisect_trt
 from bisect_trt.base.outcomes import Tally, ValidationVerdict
@@ -19,6 +18,7 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import dynamic_axes, input_specs, length_axes
 from fixtures.fixture import waves
 from tests.command import call
+from tests.copies import EIGHT
 from tests.networks import parsed
 
 KINDS = ("given", "perturbed", "augmented")
@@ -60,13 +60,12 @@ def test_longer_sequences_are_augmented_inputs() -> None:
     assert sizes == {2, 3, 4}
 
 
-@pytest.mark.usefixtures("eight_draws")
 def test_a_model_that_takes_no_longer_ones_is_tested_without(tmp_path: Path) -> None:
     """Its positions are a table of 16 rows."""
     body = "s = Shape<start = 1, end = 2>(x) p = Slice(table, zero, s) y = Add(x, p)"
     network = model("1, L, 4", body, table=waves(3, 16, 4), zero=np.array([0]))
     inputs = [{"x": waves(n, 1, n, 4)} for n in (9, 12, 16)]
-    result = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path)
+    result = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path, limits=EIGHT)
     assert result.passed and result.validation is not None and result.validation.augmented.tested
 
 
@@ -79,7 +78,6 @@ def classifier(bias: float) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]
     ]
 
 
-@pytest.mark.usefixtures("eight_draws")
 def test_inputs_of_one_class_are_told_and_are_not_enough(tmp_path: Path) -> None:
     network, inputs = classifier(20.0)
     network.metadata_props.append(onnx.StringStringEntryProto(key="names", value="{2: 'python'}"))
@@ -89,12 +87,15 @@ def test_inputs_of_one_class_are_told_and_are_not_enough(tmp_path: Path) -> None
     told = call(
         *("run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "*.npz")),
         *("--runner", "emulated", "--out", str(tmp_path / "run")),
+        limits=EIGHT,
     )
     first = " ".join(told.output.split())
     assert "All 8 inputs are class 2 of 5 by output 'y': inputs of other classes" in first
     assert "Inconclusive." in first
     network, inputs = classifier(0.0)
-    varied = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path / "varied")
+    varied = bisect_trt.bisect(
+        network, inputs, runner="emulated", out=tmp_path / "varied", limits=EIGHT
+    )
     assert not any(f.kind == "alike" for f in varied.findings)
     assert varied.validation is not None and not varied.validation.alike
     robust = replace(varied.validation, **{k: Tally(80, 80, 0.96, 0.1) for k in KINDS})
@@ -102,14 +103,13 @@ def test_inputs_of_one_class_are_told_and_are_not_enough(tmp_path: Path) -> None
     assert replace(robust, alike=True).word is ValidationVerdict.INCONCLUSIVE
 
 
-@pytest.mark.usefixtures("eight_draws")
 def test_outputs_that_are_nearly_the_same_are_told(tmp_path: Path) -> None:
     base = waves(5, 1, 256)
     near = [{"x": base + np.float32(0.01) * waves(n, 1, 256)} for n in range(6)]
     far = [{"x": waves(n, 1, 256)} for n in range(6)]
     for inputs, expected in ((near, True), (far, False)):
         result = bisect_trt.bisect(
-            model("1, 256"), inputs, runner="emulated", out=tmp_path / str(expected)
+            model("1, 256"), inputs, runner="emulated", out=tmp_path / str(expected), limits=EIGHT
         )
         said = [f.message for f in result.findings if f.kind == "alike"]
         assert bool(said) == expected
@@ -139,22 +139,22 @@ def test_inspect_and_dry_run_say_it_too(tmp_path: Path) -> None:
     assert "note: axis L was tested at 50 only" in priced.output
 
 
-@pytest.mark.usefixtures("eight_draws")
 def test_what_depends_on_no_input_is_no_sign(tmp_path: Path) -> None:
     outputs, anchors = "float[1, 64] y, float[4] anchors", np.float32([1, 2, 3, 4])
     network = parsed("y = Tanh(x) anchors = Identity(a)", "float[1, 64] x", outputs, a=anchors)
     inputs = [{"x": waves(n, 1, 64)} for n in range(4)]
-    result = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path)
+    result = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path, limits=EIGHT)
     assert not any(f.kind == "alike" for f in result.findings)
 
 
-@pytest.mark.usefixtures("eight_draws")
 def test_what_the_default_hides_is_said(tmp_path: Path) -> None:
     """An output that hardly varies beside its mean."""
     constants = {"far": np.float32(2900.0), "most": np.float32(2610.0)}
     kelvin = model("1, 64", "[far] k = Add(x, far) [near] y = Sub(k, most)", **constants)
     inputs = [{"x": waves(n, 1, 64)} for n in range(4)]
-    result = bisect_trt.bisect(kelvin, inputs, runner="emulated", out=tmp_path / "kelvin")
+    result = bisect_trt.bisect(
+        kelvin, inputs, runner="emulated", out=tmp_path / "kelvin", limits=EIGHT
+    )
     assert result.passed and not result.pinned
     (told,) = (f.message for f in result.findings if f.kind == "offset")
     assert "around 289.9" in told and "--requirement 'y:max_abs<=X'" in told

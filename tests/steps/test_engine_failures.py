@@ -29,8 +29,6 @@ from fixtures.fixture import Fixture
 from fixtures.models import healthy
 from tests.engines import Engine, EngineRun, Judged
 
-pytestmark = pytest.mark.usefixtures("few_draws")
-
 
 class Picky(Engine):
     """An engine whose parser refuses ``layers`` where they are reduced, one at a time as it does;
@@ -206,5 +204,9 @@ def test_a_full_gpu_is_no_gpu_that_is_missing(
     fixture = encoder_decomposed()
     with pytest.raises(expected, match=str(error)):
         bisect_trt.bisect(
-            fixture.model, fixture.inputs, runner="tensorrt", out=tmp_path, require="max_abs<=1"
+            fixture.model,
+            fixture.inputs,
+            runner="tensorrt",
+            out=tmp_path,
+            require="max_abs<=1",
         )

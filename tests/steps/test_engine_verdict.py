@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bisect_trt.base.limits import Limits
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
@@ -27,8 +28,6 @@ from bisect_trt.steps.search_set import Refusal
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual, tf32_victim
 from tests.engines import Engine, Judged, WorseOnDraws
-
-pytestmark = pytest.mark.usefixtures("few_draws")
 
 
 @pytest.mark.parametrize("gain", [0.8, 1.0, 1.5, 3.0])
@@ -206,7 +205,6 @@ def test_an_engine_that_passes_by_luck_is_searched_on(judged: Judged) -> None:
     assert result.validation is not None and result.validation.perturbed.lower_bound >= 0.95
 
 
-@pytest.mark.usefixtures("some_misses")
 def test_no_set_is_built_that_is_no_larger_than_one_that_fresh_draws_refused(
     judged: Judged,
 ) -> None:
@@ -215,7 +213,7 @@ def test_no_set_is_built_that_is_no_larger_than_one_that_fresh_draws_refused(
     """
     fixture = residual()
     engine = WorseOnDraws(fixture)
-    result, _ = judged(fixture, engine, robust=0.95)
+    result, _ = judged(fixture, engine, robust=0.95, limits=Limits())
     asked = [len(p.pinned) for p in engine.built if p.base is Precision.FP16 and p.pinned]
     assert (
         result.passed

@@ -21,6 +21,7 @@ from fixtures.fixture import Fixture, waves
 from fixtures.models import conv_clip, healthy, residual
 from tests.command import call, run_of
 from tests.conftest import Finished
+from tests.copies import FEW
 
 FIXTURE = residual()
 
@@ -68,24 +69,22 @@ def test_two_inputs_that_are_nearly_one_are_no_word_on_others(tmp_path: Path) ->
     assert eight.validation.word.value == "validated" and eight.validation.prediction_limit <= 1.0
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_a_decision_that_never_changed_tells_nothing_of_the_next_input(tmp_path: Path) -> None:
-    one = run(tmp_path / "one", (1.0,), require="top1>=1")
+    one = run(tmp_path / "one", (1.0,), require="top1>=1", limits=FEW)
     assert one.passed and not one.pinned and one.validation.word.value == "inconclusive"
     assert (
         one.validation.prediction_limit == np.inf
         and one.validation.augmented.passed == one.validation.augmented.tested
     )
-    some = run(tmp_path / "some", np.linspace(0.8, 1.0, 40), require="top1>=1")
+    some = run(tmp_path / "some", np.linspace(0.8, 1.0, 40), require="top1>=1", limits=FEW)
     assert (
         some.validation.word.value == "inconclusive" and some.validation.prediction_limit == np.inf
     )
-    many = run(tmp_path / "many", np.linspace(0.8, 1.0, 59), require="top1>=1")
+    many = run(tmp_path / "many", np.linspace(0.8, 1.0, 59), require="top1>=1", limits=FEW)
     assert many.validation.given.passed + many.validation.holdout.passed == 59
     assert many.validation.word.value == "validated"
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_a_class_tells_nothing_of_the_next_input_by_any_metric(tmp_path: Path) -> None:
     """The default requirement on an integer output is a decision as ``argmax`` is."""
     b = GraphBuilder(3)
@@ -94,11 +93,10 @@ def test_a_class_tells_nothing_of_the_next_input_by_any_metric(tmp_path: Path) -
     inputs = [{"x": waves(seed, 1, 32)} for seed in (1, 2)]
     for place, require in enumerate(("rel_range<=1e-2", "argmax>=1")):
         options = {"require": require, "runner": "emulated", "out": tmp_path / str(place)}
-        validation = bisect_trt.bisect(model, inputs, **options).validation
+        validation = bisect_trt.bisect(model, inputs, **options, limits=FEW).validation
         assert validation.word.value == "inconclusive" and validation.prediction_limit == np.inf
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_copies_without_any_error_tell_nothing_of_the_next_input(tmp_path: Path) -> None:
     """Nothing was at stake in them; of many inputs without one, less is said by chance."""
     b = GraphBuilder(3)
@@ -107,7 +105,9 @@ def test_copies_without_any_error_tell_nothing_of_the_next_input(tmp_path: Path)
     dark = [{"x": waves(seed, 1, 32) - 2.0} for seed in range(59)]
     for count, word in ((2, "inconclusive"), (59, "validated")):
         options = {"runner": "emulated", "holdout": "none", "out": tmp_path / str(count)}
-        result = bisect_trt.bisect(model, dark[:count], require="max_abs<=1e-5", **options)
+        result = bisect_trt.bisect(
+            model, dark[:count], require="max_abs<=1e-5", **options, limits=FEW
+        )
         assert result.validation.word.value == word
     report = (tmp_path / "2" / "report.md").read_text()
     assert "another input may use anything: no copy shows any error" in report
@@ -136,12 +136,11 @@ def test_what_other_inputs_may_score_is_no_less_than_a_given_one(tmp_path: Path)
     assert eight.validation.prediction_limit >= eight.validation.given.worst_score
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_copies_of_one_input_are_no_word_on_others_however_small_their_error(
     tmp_path: Path,
 ) -> None:
     fixture = healthy()
-    one = run_of(fixture, tmp_path, require="max_abs<=1e3")
+    one = run_of(fixture, tmp_path, require="max_abs<=1e3", limits=FEW)
     assert (
         one.passed
         and one.validation.word.value == "inconclusive"
@@ -176,7 +175,6 @@ def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
     assert "--allow-misses 0.5 does nothing here" in messages(result)
 
 
-@pytest.mark.usefixtures("some_misses")
 def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path: Path) -> None:
     """Two of fifty inputs are so large that they miss; the trade-off curve is judged on 24."""
     fixture, shares = healthy(), np.linspace(0.9, 1.0, 50)
@@ -199,7 +197,6 @@ def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path:
     assert "on the worst given input" in (tmp_path / "report.md").read_text()
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_verify_says_that_a_plan_is_lucky_before_anything_else(tmp_path: Path) -> None:
     fitted = run(tmp_path / "run", (1.0,), robust=0)
     assert fitted.passed
@@ -213,6 +210,7 @@ def test_verify_says_that_a_plan_is_lucky_before_anything_else(tmp_path: Path) -
     found = call(
         *("verify", source, "--input", names[0], "--holdout", names[1]),
         *("--plan", tmp_path / "run" / "plan.json", "--runner", "emulated"),
+        limits=FEW,
     )
     assert found.exit_code == 0, found.output
     assert "The plan is overfitted: it holds on the given inputs" in found.output
@@ -250,10 +248,9 @@ def rarely_raising(
     return {name: a * np.float32(random.uniform(0.9, 1.1)) for name, a in inputs.items()}
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_a_variant_that_cannot_be_made_late_costs_no_answer(tmp_path: Path) -> None:
     """The search was made, and ended with wrong usage and nothing written, each time again."""
-    result = run(tmp_path, (1.0, 0.9), augmented=f"{__name__}:rarely_raising")
+    result = run(tmp_path, (1.0, 0.9), augmented=f"{__name__}:rarely_raising", limits=FEW)
     assert result.validation.augmented.tested > 50
     assert "no such augmentation" in messages(result) and "are left out" in messages(result)
 
@@ -270,16 +267,14 @@ def soon_raising(
     return {name: a * np.float32(random.uniform(0.9, 1.1)) for name, a in inputs.items()}
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_a_function_that_makes_none_any_more_ends(tmp_path: Path) -> None:
     """It was asked for ever, and no budget ended it."""
     CALLS.clear()
-    result = run(tmp_path, (1.0, 0.9), augmented=f"{__name__}:soon_raising")
+    result = run(tmp_path, (1.0, 0.9), augmented=f"{__name__}:soon_raising", limits=FEW)
     assert "no more augmentations" in messages(result) and len(CALLS) < 1000
     assert result.validation.word.value == "inconclusive"
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:
     loads, recent = list[int](), RecentArrays()
 

@@ -30,15 +30,16 @@ from bisect_trt.steps.problem import load
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
 from tests.conftest import run_model
-
-pytestmark = pytest.mark.usefixtures("few_draws")
+from tests.copies import FEW
 
 FP16 = PrecisionPlan(Precision.FP16)
 
 
 def run(fixture: Fixture, inputs: Any, out: Path, **options: Any) -> bisect_trt.Result:
     options.setdefault("require", fixture.require)
-    return bisect_trt.bisect(fixture.model, inputs, runner="emulated", out=out, **options)
+    return bisect_trt.bisect(
+        fixture.model, inputs, runner="emulated", out=out, **options, limits=FEW
+    )
 
 
 def several(fixture: Fixture, count: int) -> list[dict[str, Any]]:
@@ -97,7 +98,9 @@ def test_what_is_to_be_kept_apart_is_not_searched_with(tmp_path: Path) -> None:
 def checked(fixture: Fixture, inputs: Any, out: Path, **options: Any) -> Any:
     """As :func:`run`, of a plan that was found."""
     plan = PrecisionPlan(Precision.FP16)
-    return bisect_trt.verify(fixture.model, inputs, plan, runner="emulated", out=out, **options)
+    return bisect_trt.verify(
+        fixture.model, inputs, plan, runner="emulated", out=out, **options, limits=FEW
+    )
 
 
 def unseeded(arrays: Arrays, generator: np.random.Generator) -> Arrays:
@@ -253,6 +256,7 @@ def test_verify_says_fitted_of_a_plan_that_was(tmp_path: Path, robust: float) ->
             runner="emulated",
             robust=asked,
             out=tmp_path / "v",
+            limits=FEW,
         )
         assert found.validation is not None and found.validation.fitted is (robust == 0.0)
 

@@ -28,11 +28,10 @@ from fixtures.fixture import waves
 from fixtures.models import healthy, residual, unsavable
 from tests.command import run_of
 from tests.conftest import Finished, run_model, same
+from tests.copies import FEW
 from tests.model.test_normalised import function_model
 from tests.models import DETECTOR, page
 from tests.networks import parsed
-
-pytestmark = pytest.mark.usefixtures("few_draws")
 
 F = TensorProto.FLOAT
 SQUARE = "float[4, 4] x"
@@ -58,7 +57,7 @@ def model_of(
 
 
 def run(model: onnx.ModelProto, x: NDArray[np.float32], out: Path, **options: Any) -> Any:
-    return bisect_trt.bisect(model, {"x": x}, out=out, **{"robust": 0, **options})
+    return bisect_trt.bisect(model, {"x": x}, out=out, **{"robust": 0, **options}, limits=FEW)
 
 
 def test_layers_in_functions_are_lowered(tmp_path: Path) -> None:
@@ -144,8 +143,10 @@ def test_a_plan_is_verified_on_the_share_that_it_was_found_for(tmp_path: Path) -
     assert found.passed
     path = tmp_path / "run" / "plan.json"
     assert json.loads(path.read_text())["holds_on"] == 0.75
-    assert bisect_trt.verify(fixture.model, given, path, out=tmp_path / "v").passed
-    asked_of_all = bisect_trt.verify(fixture.model, given, path, out=tmp_path / "v", allow_misses=0)
+    assert bisect_trt.verify(fixture.model, given, path, out=tmp_path / "v", limits=FEW).passed
+    asked_of_all = bisect_trt.verify(
+        fixture.model, given, path, out=tmp_path / "v", allow_misses=0, limits=FEW
+    )
     assert not asked_of_all.passed
 
 
@@ -232,7 +233,7 @@ def test_a_mask_of_minus_infinity_has_a_way_through(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="if it is a mask, pass --infinite mask"):
         bisect_trt.bisect(masked(), inputs, out=tmp_path / "run")
     result = bisect_trt.bisect(
-        masked(), inputs, infinite="mask", require="max_abs<=5e-3", out=tmp_path / "run"
+        masked(), inputs, infinite="mask", require="max_abs<=5e-3", out=tmp_path / "run", limits=FEW
     )
     assert (
         result.passed and result.validation is not None and result.validation.perturbed.tested > 0
@@ -332,11 +333,11 @@ def test_where_fp32_misses_on_few_of_many_inputs_they_are_counted_and_named(
     calm = [{"x": np.full_like(fixture.inputs["x"], 1e6 * (n + 1))} for n in range(11)]
     samples = [*calm, fixture.inputs]
     options = {"robust": 0, "require": fixture.require, "runner": "emulated"}
-    result = bisect_trt.bisect(fixture.model, samples, out=tmp_path / "a", **options)
+    result = bisect_trt.bisect(fixture.model, samples, out=tmp_path / "a", **options, limits=FEW)
     assert result.cause.value == "not-precision"
     assert "misses on 1 of 12 given inputs, most on sample 11." in result.sentence
     assert "--allow-misses 0.09 " in result.sentence
     allowed = bisect_trt.bisect(
-        fixture.model, samples, out=tmp_path / "b", allow_misses=0.09, **options
+        fixture.model, samples, out=tmp_path / "b", allow_misses=0.09, **options, limits=FEW
     )
     assert allowed.cause.value != "not-precision"

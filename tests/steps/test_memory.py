@@ -128,15 +128,13 @@ def test_the_need_follows_what_is_held() -> None:
 
 PEAK = """
 import atexit, sys
-from bisect_trt.runners import concurrency
-assert concurrency.LARGE
-concurrency.LARGE = 8 << 20
 def tell():  # not getrusage: its peak is also that of whoever started this process
     lines = open("/proc/self/status").read().splitlines()
     print("PEAK", *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
 atexit.register(tell)
+from bisect_trt.base.limits import Limits
 from bisect_trt.cli import main
-main(sys.argv[1:])
+main(sys.argv[1:], obj=Limits(large_bytes=8 << 20))
 """
 
 

@@ -28,8 +28,7 @@ from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy
 from tests.command import run_of
 from tests.conftest import forbid_inferences
-
-pytestmark = pytest.mark.usefixtures("few_draws")
+from tests.copies import FEW
 
 FIXTURE = encoder_decomposed()
 
@@ -90,7 +89,7 @@ def test_augmented_inputs_are_asked_first(tmp_path: Path, monkeypatch: pytest.Mo
         return judge(self, samples, **options)
 
     monkeypatch.setattr(WorstOf, "judge", told)
-    result = run_of(FIXTURE, tmp_path)
+    result = run_of(FIXTURE, tmp_path, limits=FEW)
     assert result.passed and not [f for f in result.findings if f.kind == "measured"]
     assert asked[0] == "augmented" and "perturbed" in asked
 
@@ -114,6 +113,6 @@ def test_verify_does_not_time_the_opening_of_its_session(
     monkeypatch.setattr(Evaluator, "evaluate", slow_at_first)
     monkeypatch.setattr(Pace, "took", lambda _, seconds: heard.append(seconds))
     found = bisect_trt.verify(
-        fixture.model, fixture.inputs, tmp_path / "plan.json", out=tmp_path / "out"
+        fixture.model, fixture.inputs, tmp_path / "plan.json", out=tmp_path / "out", limits=FEW
     )
     assert found.passed and heard == [0.001]

@@ -17,8 +17,7 @@ from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.steps.diagnosis import Suspects, diagnose_reduced
 from bisect_trt.steps.sensitivity import Sensitivity
 from fixtures.models import bf16_victim, residual
-
-pytestmark = pytest.mark.usefixtures("few_draws")
+from tests.copies import FEW
 
 FP16 = PrecisionPlan(Precision.FP16)
 
@@ -144,6 +143,7 @@ def test_where_one_input_has_no_score_what_does_most_is_asked_of_all(
         metrics=[f"{code}:furthest@all"],
         runner="emulated",
         out=tmp_path / "out",
+        limits=FEW,
     )
     assert result.cause is Cause.ROUNDING and "/offset/Add" in result.sentence
     assert result.layers["sensitivity"].isna().all()
@@ -174,9 +174,19 @@ def test_a_mean_over_inputs_blames_no_layer_that_meets_it_alone(tmp_path: Path) 
         for i in range(12)
     ]
     single = bisect_trt.bisect(
-        fixture.model, given, require="max_abs<=2e-3", out=tmp_path / "one", runner="emulated"
+        fixture.model,
+        given,
+        require="max_abs<=2e-3",
+        out=tmp_path / "one",
+        runner="emulated",
+        limits=FEW,
     )
     result = bisect_trt.bisect(
-        fixture.model, given, require="max_abs@mean<=2e-3", out=tmp_path / "all", runner="emulated"
+        fixture.model,
+        given,
+        require="max_abs@mean<=2e-3",
+        out=tmp_path / "all",
+        runner="emulated",
+        limits=FEW,
     )
     assert single.cause is Cause.ROUNDING and result.cause is Cause.ACCUMULATION

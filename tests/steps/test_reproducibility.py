@@ -23,8 +23,6 @@ from fixtures.fixture import Fixture
 from fixtures.models import encoder_decomposed, healthy, residual
 from tests.engines import Engine, EngineRun, Judged, Unsteady
 
-pytestmark = pytest.mark.usefixtures("few_draws")
-
 
 def only(base: Precision, bad: int, process: int | None = None) -> Any:
     """Bad runs of one precision, in one process or in all."""

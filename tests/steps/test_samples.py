@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.limits import Limits
 from bisect_trt.base.sample import Sample
-from bisect_trt.runners import concurrency
 from bisect_trt.runners import concurrency as module
 from bisect_trt.settings import Settings
 from bisect_trt.steps.context import Context, open_context
@@ -58,11 +58,12 @@ def test_no_more_are_read_than_are_needed(context: Context, count: int) -> None:
 
 
 def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns(
-    tmp_path: Path, sessions_opened: Sessions, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sessions_opened: Sessions
 ) -> None:
-    monkeypatch.setattr(concurrency, "LARGE", 1)
-    fixture = residual()
-    settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=tmp_path)
+    fixture, limits = residual(), Limits(large_bytes=1)
+    settings = Settings(
+        fixture.model, [fixture.inputs], require=[fixture.require], out=tmp_path, limits=limits
+    )
     problem = load(settings, Observer())
     for plan in (problem.base, problem.base.with_pins(problem.names[:1])):
         # The second time the cache knows that they fit.

@@ -12,6 +12,7 @@ import bisect_trt
 from bisect_trt.base.outcomes import Cause
 from fixtures.build import GraphBuilder
 from fixtures.fixture import waves
+from tests.copies import EIGHT, FEW, FEWEST
 
 
 def scaled(places: int, *factors: float) -> list[dict[str, np.ndarray]]:
@@ -28,25 +29,26 @@ def squared(limit: float) -> onnx.ModelProto:
     return build.model({"x": [1, 32]}, {back: [1, 32]})
 
 
-@pytest.mark.usefixtures("fewest_draws")
 def test_an_overflow_that_few_given_inputs_show_is_one(tmp_path: Path) -> None:
     """The table looks at the first and the last of five; the third is beyond the range."""
     given = scaled(32, 0.5, 0.4, 2.0, 0.6, 0.3)
     limit = 1.2 * float(np.abs(given[0]["x"]).max())
-    result = bisect_trt.bisect(squared(limit), given, runner="emulated", out=tmp_path / "run")
+    result = bisect_trt.bisect(
+        squared(limit), given, runner="emulated", out=tmp_path / "run", limits=FEWEST
+    )
     assert result.cause is Cause.OVERFLOW and "/Mul_1" in result.sentence
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_an_overflow_that_only_draws_show_is_one(tmp_path: Path) -> None:
     given = scaled(32, 0.97, 0.98, 0.99, 1.0)
     limit = 1.02 * float(np.abs(given[3]["x"]).max())
-    result = bisect_trt.bisect(squared(limit), given, runner="emulated", out=tmp_path / "run")
+    result = bisect_trt.bisect(
+        squared(limit), given, runner="emulated", out=tmp_path / "run", limits=FEW
+    )
     assert result.cause is Cause.OVERFLOW and "/Mul_1" in result.sentence
     assert "The given inputs pass, but" in result.sentence and "/Mul_1" in result.pinned
 
 
-@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize(("share", "passes"), [(0.7, False), (1.05, True)])
 def test_a_mask_that_overflows_is_no_cause_because_draws_do_worse(
     tmp_path: Path, share: float, passes: bool
@@ -65,9 +67,9 @@ def test_a_mask_that_overflows_is_no_cause_because_draws_do_worse(
     mask = (np.arange(12) < 9).astype(np.float32)[None]
     given = {"x": np.cumsum(0.3 * waves(0, 12, 16), axis=0).astype(np.float32), "mask": mask}
     loose = {"require": "max_abs<=1", "out": tmp_path / "loose", "robust": 0}
-    error = bisect_trt.bisect(model, given, runner="emulated", **loose).base_score
+    error = bisect_trt.bisect(model, given, runner="emulated", **loose, limits=FEW).base_score
     asked = {"require": f"max_abs<={error * share:g}", "runner": "emulated"}
-    result = bisect_trt.bisect(model, given, out=tmp_path / "run", **asked)
+    result = bisect_trt.bisect(model, given, out=tmp_path / "run", **asked, limits=FEW)
     assert (result.base_score <= 1.0) is passes
     assert result.cause is not Cause.OVERFLOW, result.sentence
 
@@ -106,7 +108,6 @@ def inputs(large: dict[int, str]) -> list[dict[str, np.ndarray]]:
     return made
 
 
-@pytest.mark.usefixtures("eight_draws")
 def test_what_fresh_draws_refuse_by_far_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,5 +124,6 @@ def test_what_fresh_draws_refuse_by_far_is_looked_at(
         augmented="none",
         runner="emulated",
         out=tmp_path / "run",
+        limits=EIGHT,
     )
     assert result.passed and len(result.pinned) <= 8

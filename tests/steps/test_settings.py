@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,15 @@ import pytest
 
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import Precision
 from bisect_trt.cli import main
-from bisect_trt.settings import Settings, options
+from bisect_trt.settings import Settings, as_command, options
+from bisect_trt.steps.problem import load
 from fixtures.models import healthy
+from tests.command import call, saved
+from tests.copies import EIGHT
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "verify"])
@@ -32,6 +39,30 @@ def test_the_notebook_follows_the_settings(command: str) -> None:
         if command in its.commands:
             assert its.help in (call.__doc__ or "")
             assert parameters[name].default == Settings.__dataclass_fields__[name].default
+
+
+def test_limits_are_no_option_and_ask_no_other_question(tmp_path: Path) -> None:
+    usual = Settings(healthy().model, [healthy().inputs], out=tmp_path)
+    other = replace(usual, limits=Limits(max_misses=0, large_bytes=1))
+    assert "limits" not in options() and as_command(other) == as_command(usual)
+    assert load(other, Observer()).key == load(usual, Observer()).key
+
+
+@pytest.mark.parametrize("command", ["run", "verify", "gate"])
+def test_a_command_has_the_limits_of_its_caller(command: str, tmp_path: Path) -> None:
+    model, flag, inputs = saved(healthy(), tmp_path)
+    (tmp_path / "plan.json").write_text('{"base": "fp16", "pin_precision": "fp32", "pinned": []}')
+    table = f"[models.m]\nmodel = '{model}'\ninput = '{inputs}'\n"
+    (tmp_path / "bisect.toml").write_text(table)
+    words = {
+        "run": [model, flag, inputs],
+        "verify": [model, flag, inputs, "--plan", tmp_path / "plan.json"],
+        "gate": ["--config", tmp_path / "bisect.toml"],
+    }
+    asked = [command, *words[command], "--runner", "emulated", "--out", tmp_path / "out"]
+    assert call(*asked, limits=EIGHT).exit_code == 0
+    (record,) = (tmp_path / "out").glob("verify.json" if command == "verify" else "**/run.json")
+    assert json.loads(record.read_text())["validation"]["perturbed"]["tested"] == 8
 
 
 def test_values_are_normalised_and_wrong_ones_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,15 +12,13 @@ import bisect_trt
 from bisect_trt import pipeline
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.settings import Settings
-from bisect_trt.steps import sensitivity, tradeoff
 from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.sensitivity import Sensitivity, affordable, measure_sensitivity
 from fixtures.models import residual
 from tests.command import run_of
 from tests.conftest import forbid_inferences
-
-pytestmark = pytest.mark.usefixtures("few_draws")
+from tests.copies import EIGHT, FEW
 
 
 def measured(
@@ -55,17 +53,16 @@ def test_the_most_suspicious_layers_are_measured(
 
 
 def test_as_many_layers_are_measured_as_there_is_time_for() -> None:
-    assert affordable(100, 0.1, math.inf) == 100
-    assert affordable(1000, 0.1, 5.0) == 100 and affordable(1000, 0.1, math.inf) == 400
+    assert affordable(100, 0.1, 20.0) == 100
+    assert affordable(1000, 0.1, 5.0) == 100 and affordable(1000, 0.1, 20.0) == 400
     assert affordable(1000, 0.1, -1.0) == 0
 
 
 def test_a_run_without_any_time_to_measure_still_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sensitivity, "TIME_BUDGET_S", -1.0)
-    monkeypatch.setattr(tradeoff, "TIME_BUDGET_S", 1e-9)
-    result = run_of(residual(), tmp_path)
+    limits = replace(FEW, sensitivity_time_s=-1.0, tradeoff_time_s=1e-9)
+    result = run_of(residual(), tmp_path, limits=limits)
     assert result.passed and result.pinned
     said = " ".join(f.message for f in result.findings)
     assert f"0 of {result.layer_count} layers were measured alone" in said
@@ -73,7 +70,7 @@ def test_a_run_without_any_time_to_measure_still_answers(
     table = pd.read_csv(tmp_path / "tradeoff.csv")
     assert list(table["set"]) == ["answer"]
     forbid_inferences(monkeypatch)
-    again = run_of(residual(), tmp_path)
+    again = run_of(residual(), tmp_path, limits=limits)
     assert again.pinned == result.pinned
     assert len(pd.read_csv(tmp_path / "tradeoff.csv")) == 1
 
@@ -92,11 +89,14 @@ class Heard(Observer):
 
 
 @pytest.mark.parametrize("robust", [0.0, 0.95])
-def test_a_search_and_what_follows_tell_how_much_is_left(
-    tmp_path: Path, eight_draws: None, robust: float
-) -> None:
+def test_a_search_and_what_follows_tell_how_much_is_left(tmp_path: Path, robust: float) -> None:
     fixture, heard = residual(), Heard()
-    asked = {"require": [fixture.require], "robust": robust, "out": tmp_path / "run"}
+    asked = {
+        "require": [fixture.require],
+        "robust": robust,
+        "out": tmp_path / "run",
+        "limits": EIGHT,
+    }
     result = pipeline.run(Settings(fixture.model, [fixture.inputs], **asked), heard)
     counted = [done for done, _ in heard.told["bisect"]]
     assert counted and counted == sorted(counted)

@@ -24,9 +24,9 @@ from bisect_trt.reduction.oracle import Budget
 from bisect_trt.runners.emulator import EmulatedRunner
 from fixtures.models import healthy, residual
 from tests.command import run_of
+from tests.copies import FEW
 from tests.engines import Judged, Unsteady
 
-pytestmark = pytest.mark.usefixtures("few_draws")
 FIXTURE = residual()
 
 
@@ -65,7 +65,7 @@ class Watch(Observer):
 
 
 def run(out: Path, observer: Observer, **options: Any) -> Result:
-    return run_of(FIXTURE, out, observer=observer, **options)
+    return run_of(FIXTURE, out, observer=observer, **options, limits=FEW)
 
 
 def test_the_last_quarter_is_kept_for_the_end(clock: Clock) -> None:
@@ -177,6 +177,7 @@ def test_many_inputs_end_in_time_and_go_on_where_they_were(
             out=tmp_path,
             budget=0.5,
             holdout="none",
+            limits=FEW,
         )
         assert result.out_of_time and not result.passed and clock.now <= 31.0
         clock.now = 0.0
@@ -251,7 +252,7 @@ def test_no_time_at_all_is_no_plan_and_a_whole_report(clock: Clock, tmp_path: Pa
 
 
 def test_what_is_done_in_time_is_as_ever(clock: Clock, tmp_path: Path) -> None:
-    result = run_of(healthy(), tmp_path, budget=5)
+    result = run_of(healthy(), tmp_path, budget=5, limits=FEW)
     assert not result.out_of_time and result.cause.value == "none"
     assert "budget" not in result.sentence
 
@@ -279,5 +280,6 @@ def test_reading_inputs_ends_with_the_budget_too(tmp_path: Path) -> None:
             out=tmp_path,
             budget=0.03,
             observer=Hears(),
+            limits=FEW,
         )
     assert heard and heard == sorted(heard)

@@ -21,8 +21,7 @@ from bisect_trt.base.outcomes import ValidationVerdict
 from bisect_trt.report.record import read_run
 from fixtures.models import healthy, residual
 from tests.command import call, saved
-
-pytestmark = pytest.mark.usefixtures("few_draws")
+from tests.copies import FEW
 
 BROKEN = {
     "writes": ("def m(a, b):\n    b['y'] -= a['y']\n    return 0.0", "writes into the arrays"),
@@ -64,7 +63,7 @@ def test_the_metric_is_named_as_the_fault(fault: str, of_all: bool, tmp_path: Pa
     arguments = desk(tmp_path, code)
     if of_all:
         arguments[arguments.index("--metric") + 1] += "@all"
-    result = call("run", *arguments)
+    result = call("run", *arguments, limits=FEW)
     assert result.exit_code == 2, result.output
     complaint = result.output.strip().splitlines()
     assert len(complaint) == 1 and "--metric" in complaint[0] and words in complaint[0]
@@ -73,7 +72,7 @@ def test_the_metric_is_named_as_the_fault(fault: str, of_all: bool, tmp_path: Pa
 
 def test_what_a_metric_prints_does_not_spoil_the_answer(tmp_path: Path) -> None:
     noisy = "print('hello from the import')\ndef m(a, b):\n    print('scoring')\n    return 0.0"
-    result = call("run", *desk(tmp_path, noisy), "--json")
+    result = call("run", *desk(tmp_path, noisy), "--json", limits=FEW)
     assert result.exit_code == 0 and json.loads(result.stdout)["passed"]
     assert "hello from the import" in result.stderr and "scoring" in result.stderr
 
@@ -131,7 +130,7 @@ def test_a_fresh_run_asks_again(tmp_path: Path) -> None:
     fixture = healthy()
     options: dict[str, Any] = {"out": tmp_path, "robust": 0}
     for fresh, asks in ((False, True), (False, False), (True, True)):
-        found = bisect_trt.bisect(fixture.model, fixture.inputs, fresh=fresh, **options)
+        found = bisect_trt.bisect(fixture.model, fixture.inputs, fresh=fresh, **options, limits=FEW)
         assert (found.new_evaluations > 0) == asks and "--fresh" not in found.command
 
 
@@ -160,7 +159,6 @@ def test_functions_of_a_notebook(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.usefixtures("some_misses")
 @pytest.mark.slow
 @pytest.mark.parametrize(("require", "metric"), [("near>=0.95", "near"), ("same>=1", "same")])
 def test_a_metric_that_is_best_near_its_limit_pins_no_more_than_the_error_it_is_made_of(

@@ -37,8 +37,7 @@ from fixtures.models import healthy, residual, tf32_victim
 from fixtures.tokens import sentence, token_encoder
 from tests.command import run_of as run
 from tests.conftest import Finished, forbid_inferences, run_model
-
-pytestmark = pytest.mark.usefixtures("few_draws")
+from tests.copies import FEW
 
 
 def scores(
@@ -64,7 +63,7 @@ def fresh(fixture: Fixture, count: int) -> list[Mapping[str, NDArray[Any]]]:
 def test_a_robust_plan_holds_on_fresh_draws_and_a_fitted_one_does_not(tmp_path: Path) -> None:
     fixture = residual()
     fitted = run(fixture, tmp_path / "fitted", robust=0)
-    robust = run(fixture, tmp_path / "validated")
+    robust = run(fixture, tmp_path / "validated", limits=FEW)
     assert fitted.passed and robust.passed
     assert robust.validation is not None and robust.validation.given.passed == 1
     assert (
@@ -96,7 +95,7 @@ def test_nothing_to_pin_is_a_claim_like_any_other(tmp_path: Path) -> None:
     overfitted = run(fixture, tmp_path / "overfitted", robust=0, require=require)
     assert overfitted.cause.value == "none" and overfitted.validation is not None
     assert overfitted.validation.word.value != "validated" and overfitted.exit_code == 0
-    robust = run(fixture, tmp_path / "validated", require=require)
+    robust = run(fixture, tmp_path / "validated", require=require, limits=FEW)
     assert robust.cause.value == "accumulation" and "The given inputs pass, but" in robust.sentence
     assert robust.pinned and robust.validation is not None
     assert (
@@ -111,7 +110,7 @@ def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
         {n: np.float32(np.roll(a, 5 * k, -1)) for n, a in fixture.inputs.items()} for k in range(8)
     ]
     result = bisect_trt.bisect(
-        fixture.model, inputs, require=fixture.require, runner="emulated", out=tmp_path
+        fixture.model, inputs, require=fixture.require, runner="emulated", out=tmp_path, limits=FEW
     )
     assert result.cause.value == "none" and result.pinned == []
     # The trade-off curve has the answer's row, as the test counted it.
@@ -147,7 +146,7 @@ def test_no_search_set_is_made_where_nothing_is_searched(
         return search_samples(problem, context, first)
 
     monkeypatch.setattr(failing_inputs, "search_samples", counted)
-    run(fixture, tmp_path)
+    run(fixture, tmp_path, limits=FEW)
     assert copied == [4]
 
 
@@ -164,7 +163,7 @@ def test_the_same_command_again_asks_nothing(
     first = finished(residual, 0.95)
     shutil.copytree(first.folder, tmp_path / "run")
     forbid_inferences(monkeypatch)
-    again = run(residual(), tmp_path / "run")
+    again = run(residual(), tmp_path / "run", limits=FEW)
     assert again.pinned == first.pinned and again.validation == first.validation
     assert again.new_evaluations == 0
 
@@ -175,12 +174,17 @@ def test_inputs_kept_apart_are_judged_at_the_end_only(tmp_path: Path) -> None:
     make = np.random.default_rng
     inputs = [augmented_input("noise", fixture.inputs, [], make([5, i])) for i in range(25)]
     result = bisect_trt.bisect(
-        fixture.model, inputs, require=fixture.require, runner="emulated", out=tmp_path / "auto"
+        fixture.model,
+        inputs,
+        require=fixture.require,
+        runner="emulated",
+        out=tmp_path / "auto",
+        limits=FEW,
     )
     assert len(result.samples) == 20 and result.validation is not None
     assert (result.validation.holdout.passed, result.validation.holdout.tested) == (5, 5)
     assert result.validation.augmented.tested == 0, "twenty inputs need no stand-ins"
-    named = run(fixture, tmp_path / "named", holdout=inputs[:3])
+    named = run(fixture, tmp_path / "named", holdout=inputs[:3], limits=FEW)
     assert named.validation is not None and named.validation.holdout.tested == 3
     none = bisect_trt.bisect(
         fixture.model,
@@ -190,6 +194,7 @@ def test_inputs_kept_apart_are_judged_at_the_end_only(tmp_path: Path) -> None:
         holdout="none",
         augmented="none",
         out=tmp_path / "none",
+        limits=FEW,
     )
     assert (
         len(none.samples) == 25
@@ -211,7 +216,7 @@ def test_variants_stand_in_where_few_are_searched_with(
 def test_what_overflows_is_counted_and_ends_nothing(tmp_path: Path) -> None:
     fixture = healthy()
     kept = [{"x": fixture.inputs["x"] * scale} for scale in (1e6, 0.5, 0.25)]
-    result = run(fixture, tmp_path, holdout=kept)
+    result = run(fixture, tmp_path, holdout=kept, limits=FEW)
     assert result.validation is not None
     assert (result.validation.holdout.passed, result.validation.holdout.tested) == (2, 3)
     assert result.validation.holdout.worst_score == np.inf
@@ -233,12 +238,12 @@ def test_what_the_model_cannot_be_run_on_is_no_fault_of_a_plan(tmp_path: Path) -
 
 def test_tf32_that_passes_by_luck_is_no_case_for_pins(tmp_path: Path) -> None:
     fixture = tf32_victim()
-    exact = run(fixture, tmp_path / "exact", precision="tf32")
+    exact = run(fixture, tmp_path / "exact", precision="tf32", limits=FEW)
     error = exact.outputs[exact.outputs["baseline"] == "tf32"]["max_abs"].iloc[0]
     require = f"max_abs<={float(error) * 1.02:.6g}"
     overfitted = run(fixture, tmp_path / "overfitted", precision="tf32", require=require, robust=0)
     assert overfitted.cause.value == "none"
-    robust = run(fixture, tmp_path / "validated", precision="tf32", require=require)
+    robust = run(fixture, tmp_path / "validated", precision="tf32", require=require, limits=FEW)
     assert robust.cause.value == "tf32" and robust.pinned == [] and robust.passed
     assert robust.plan.base.value == "fp32"
 
@@ -257,6 +262,7 @@ def test_token_ids_are_perturbed_by_what_they_look_up(
             runner="emulated",
             workers=workers,
             out=tmp_path,
+            limits=FEW,
         )
 
     first = run_it()
@@ -321,7 +327,7 @@ def test_where_only_token_ids_vary_the_variants_make_the_bound(tmp_path: Path) -
     model.graph.initializer[2].CopyFrom(onnx.numpy_helper.from_array(values, "table"))
     inputs = [{"ids": (np.arange(12).reshape(1, 12) + i) % 16} for i in range(10)]
     result = bisect_trt.bisect(
-        model, inputs, require="max_abs<=1e-2", runner="emulated", out=tmp_path
+        model, inputs, require="max_abs<=1e-2", runner="emulated", out=tmp_path, limits=FEW
     )
     assert result.validation is not None and result.validation.perturbed.tested == 0
     assert (
@@ -340,7 +346,7 @@ def test_an_interruption_of_the_last_test_keeps_the_set_found(
 
     monkeypatch.setattr("bisect_trt.pipeline.validation_of_answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(fixture, tmp_path)
+        run(fixture, tmp_path, limits=FEW)
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and set(saved["pinned"]) == fixture.pins
 
@@ -363,7 +369,14 @@ def test_an_interruption_of_the_search_leaves_the_smallest_set_that_it_held(
         yield
 
     with pytest.raises(StoppedError, match=f"best plan so far is in {tmp_path}"):
-        run(fixture, tmp_path, require="rel_range<=5e-5", robust=robust, observer=Impatient())
+        run(
+            fixture,
+            tmp_path,
+            require="rel_range<=5e-5",
+            robust=robust,
+            observer=Impatient(),
+            limits=FEW,
+        )
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and not saved["complete"] and len(saved["pinned"]) == told[-1] < 120
     validation = saved["validation"]
@@ -374,7 +387,6 @@ def test_an_interruption_of_the_search_leaves_the_smallest_set_that_it_held(
     assert scores(fixture, plan_of(tmp_path), [fixture.inputs], "rel_range<=5e-5")[0] <= 1.0
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_an_interruption_after_the_test_keeps_what_it_showed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,7 +420,7 @@ def test_layers_are_ranked_on_the_given_inputs_that_do_worst(tmp_path: Path) -> 
         fixture.model, fixture.inputs, out=tmp_path / "a", robust=0, **options
     )
     among = bisect_trt.bisect(
-        fixture.model, [*[calm] * 11, fixture.inputs], out=tmp_path / "b", **options
+        fixture.model, [*[calm] * 11, fixture.inputs], out=tmp_path / "b", **options, limits=FEW
     )
     seen = [r.layers.set_index("layer")["sensitivity"] for r in (alone, among)]
     assert (seen[1] >= 0.999 * seen[0]).all() and seen[0].max() > 0.1
@@ -439,7 +451,7 @@ def test_ctrl_c_before_a_set_is_in_hand_says_what_all_pins_hold_on(
 
     monkeypatch.setattr("bisect_trt.pipeline.bisect", interrupted)
     with pytest.raises(StoppedError):
-        run(encoder_decomposed(), tmp_path)
+        run(encoder_decomposed(), tmp_path, limits=FEW)
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and saved["interrupted"] and saved["verdict"] == "inconclusive"
     assert (saved["validation"]["given"]["passed"], saved["validation"]["given"]["tested"]) == (
@@ -461,7 +473,7 @@ def test_ctrl_c_never_leaves_a_set_that_copies_refused(
     with pytest.raises(
         StoppedError, match=r"With one input: .*before the plan's test on new copies"
     ):
-        run(fixture, tmp_path, require="rel_range<=3.2e-4")
+        run(fixture, tmp_path, require="rel_range<=3.2e-4", limits=FEW)
     evaluations = pd.read_csv(tmp_path / "search.csv")
     refused = evaluations[(evaluations["runner"] == "emulated") & (evaluations["pins"] == 0)]
     assert set(refused["outcome"]) == {"pass", "fail"}, "the given input does not tell"
@@ -493,6 +505,7 @@ def run_with_negated(fixture: Fixture, require: str, out: Path, **options: Any) 
         runner="emulated",
         out=out,
         **{"augmented": f"{__name__}:negated", **options},
+        limits=FEW,
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.limits import Limits
 from bisect_trt.base.outcomes import Validation
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
@@ -24,9 +25,7 @@ from bisect_trt.steps.samples import augmented, perturbs
 from bisect_trt.steps.search_set import Refusal
 from bisect_trt.steps.validation import first_refusal, put_to_test, validate
 from bisect_trt.steps.validation_inputs import (
-    MAX_MISSES,
     MAX_TESTS,
-    REFUSED_TIME_S,
     ValidationCopies,
     ValidationTest,
     planned_test,
@@ -34,7 +33,6 @@ from bisect_trt.steps.validation_inputs import (
 )
 from fixtures.fixture import Fixture
 from fixtures.models import healthy
-from tests.engines import at_most_missed
 
 
 def case_of(tmp_path: Path, share: float, require: str = "max_abs<=1") -> Problem:
@@ -97,7 +95,8 @@ def test_a_plan_below_the_share_is_validated_in_five_of_a_hundred_runs_at_most(
         room = 1.0 - (1.0 - share) / 5.0
         without = chance(copies_needed(share, first.confidence), 0, room)
         assert (
-            first.misses >= MAX_MISSES and chance(first.copies, first.misses, room) > 1.5 * without
+            first.misses >= Limits().max_misses
+            and chance(first.copies, first.misses, room) > 1.5 * without
         )
 
 
@@ -121,7 +120,11 @@ def first_test_of(problem: Problem) -> tuple[ValidationTest, Refusal | None, Val
 
 
 def varied_case(
-    fixture: Fixture, inputs: list[dict[str, Any]], kinds: list[str], tmp_path: Path
+    fixture: Fixture,
+    inputs: list[dict[str, Any]],
+    kinds: list[str],
+    tmp_path: Path,
+    limits: Limits = Limits(),
 ) -> Problem:
     """``fixture`` with augmented inputs by functions of this module."""
     settings = Settings(
@@ -132,6 +135,7 @@ def varied_case(
         holdout="none",
         runner="emulated",
         out=tmp_path,
+        limits=limits,
     )
     return load(settings, Observer())
 
@@ -152,9 +156,9 @@ def test_a_few_misses_are_let_pass_where_there_is_time_for_the_copies(
     # Of 59 inputs: of fewer, of which a copy misses by far, nothing is said of others.
     shares = np.linspace(0.9, 1.0, 59)
     inputs = [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in shares]
-    problem = varied_case(fixture, inputs, ["seldom_too_large"], tmp_path)
-    with at_most_missed(most):
-        test, refused, validation = first_test_of(problem)
+    limits = Limits(max_misses=most)
+    problem = varied_case(fixture, inputs, ["seldom_too_large"], tmp_path, limits)
+    test, refused, validation = first_test_of(problem)
     assert validation.perturbed.passed == validation.perturbed.tested == test.copies
     assert validation.augmented.tested == test.copies and 0.95 < validation.augmented.share < 1.0
     assert (refused is None) == (validation.word is not None and validation.word.value == word)
@@ -250,7 +254,7 @@ def test_a_validation_within_a_time_is_shorter_and_has_no_miss_to_spare(
     assert less.copies == min(copies, 153) and less.misses == (3 if copies > 153 else 0)
     assert test.within(problem, 10.0, 1.0).copies == 8
     assert test.within(problem, 10.0, 1.0, 1000) == test, "what was seen counts"
-    assert test.within(problem, 0.1, REFUSED_TIME_S).copies == 41
+    assert test.within(problem, 0.1, Limits().refused_time_s).copies == 41
 
 
 def test_sets_are_drawn_as_sets(tmp_path: Path) -> None:

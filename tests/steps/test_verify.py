@@ -23,9 +23,7 @@ from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy, tf32_victim
 from tests.command import call
 from tests.conftest import run_model
-
-pytestmark = pytest.mark.usefixtures("few_draws")
-
+from tests.copies import FEW
 
 Files = tuple[Path, Path, Path]
 
@@ -50,7 +48,7 @@ def verify(files: Files, *more: object, requirement: str = "max_abs<=2e-3") -> t
     model, inputs, plan = files
     given = (model, "--input", inputs, "--plan", plan, "--requirement", requirement)
     where = ("--runner", "emulated", "--out", model.parent / "out")
-    return ended(call("verify", *given, *where, *more))
+    return ended(call("verify", *given, *where, *more, limits=FEW))
 
 
 def test_a_plan_that_holds(files: Files) -> None:
@@ -195,6 +193,7 @@ def test_plans_without_types(base: str, validation: bool, tmp_path: Path) -> Non
         require=fixture.require,
         runner="emulated",
         out=tmp_path,
+        limits=FEW,
     )
     assert found.passed is validation
     assert next(c for c in found.checks if c.what == "typed ONNX").validation is None
@@ -207,21 +206,24 @@ def test_a_plan_for_a_rewritten_model_is_not_taken_for_the_original_s(
     made, given = tmp_path / "run", ("--input", inputs)
     rewritten = ("--rewrite", "layernorm")
     asked = (*rewritten, "--requirement", "max_abs<=2e-3", "--robust", "0", "--out", made)
-    assert call("run", model, *given, *asked).exit_code == 0
+    assert call("run", model, *given, *asked, limits=FEW).exit_code == 0
     plan = ("--plan", made / "plan.json")
     where = ("--runner", "emulated", "--out", tmp_path / "v")
     for command in (("verify", model, *given, *where), ("export", model, "--format", "trtexec")):
-        code, output = ended(call(*command, *plan))
+        code, output = ended(call(*command, *plan, limits=FEW))
         assert code == 2 and "model.rewritten.onnx" in output
     for more in ((made / "model.rewritten.onnx",), (model, *rewritten)):
-        code, output = ended(call("verify", *more, *given, *plan, *where))
+        code, output = ended(call("verify", *more, *given, *plan, *where, limits=FEW))
         assert code == 0, output
 
 
 def test_an_array_without_a_name_is_refused_from_a_notebook(tmp_path: Path) -> None:
     with pytest.raises(bisect_trt.BadInputError, match="an array without a name"):
         bisect_trt.verify(
-            healthy().model, np.zeros((4, 16), np.float32), PrecisionPlan("fp16"), out=tmp_path
+            healthy().model,
+            np.zeros((4, 16), np.float32),
+            PrecisionPlan("fp16"),
+            out=tmp_path,
         )  # type: ignore[arg-type]
 
 
@@ -279,5 +281,6 @@ def test_each_thing_that_nobody_asks_for_is_the_plan_s(tmp_path: Path) -> None:
             runner="emulated",
             out=tmp_path / "out",
             **more,
+            limits=FEW,
         )
         assert found.validation is not None and found.validation.wanted_of_given == 0.5

@@ -31,13 +31,13 @@ def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequenc
     for name in names:
         shapes = [s.shapes[name] for s in samples]
         # TensorRT tunes for opt: the first sample is taken for the usual one.
-        smallest, usual, largest = profile[name] = given.get(name) or (
+        smallest, _, largest = profile[name] = given.get(name) or (
             tuple(map(min, zip(*shapes, strict=True))),
             shapes[0],
             tuple(map(max, zip(*shapes, strict=True))),
         )
         for sample, shape in zip(samples, shapes, strict=True):
-            if len(shape) != len(usual) or not _ordered(smallest, shape, largest):
+            if not _inside(shape, profile[name]):
                 raise BadInputError(
                     f"{sample.name}: input {name!r} of shape {shape} is outside --profile "
                     f"{smallest} to {largest}"
@@ -63,7 +63,15 @@ def values_of(samples: Sequence[Sample]) -> Profile:
     return values
 
 
-def _ordered(smallest: Shape, shape: Shape, largest: Shape) -> bool:
+def takes(profile: Profile, sample: Sample) -> bool:
+    """Whether an engine of ``profile`` takes the shapes of ``sample``."""
+    return all(_inside(sample.shapes.get(name, ()), shapes) for name, shapes in profile.items())
+
+
+def _inside(shape: Shape, shapes: tuple[Shape, Shape, Shape]) -> bool:
+    smallest, _, largest = shapes
+    if len(shape) != len(smallest):
+        return False
     return all(a <= b <= c for a, b, c in zip(smallest, shape, largest, strict=True))
 
 
@@ -79,7 +87,8 @@ def _parsed_profile(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
             "x:1x3x32x32/1x3x64x64/1x3x128x128"
         ) from None
     same_rank = len(smallest) == len(usual) == len(largest)
-    if not name or not same_rank or min(smallest) < 1 or not _ordered(smallest, usual, largest):
+    ordered = same_rank and _inside(usual, (smallest, usual, largest))
+    if not name or not ordered or min(smallest) < 1:
         raise BadInputError(
             f"--profile {text!r}: sizes must be positive, as many in each shape, and none smaller "
             "than the one before it: MIN/OPT/MAX"

@@ -29,7 +29,7 @@ from bisect_trt.runners.concurrency import side_by_side
 from bisect_trt.runners.device import tf32_override
 from bisect_trt.runners.process import IsolatedWorker, Remote
 from bisect_trt.runners.tensorrt.execute import ENOUGH, REPEATS
-from bisect_trt.runners.tensorrt.profile import profile_of, values_of
+from bisect_trt.runners.tensorrt.profile import profile_of, takes, values_of
 from bisect_trt.runners.tensorrt.readback import facts_of
 from bisect_trt.runners.tensorrt.records import (
     AS_USUAL,
@@ -94,6 +94,10 @@ class TensorRTRunner:
             "runs": f"{repeats} to {max(repeats, ENOUGH)} in 2 contexts",
             **tf32_override(),
         }
+
+    def takes(self, sample: Sample) -> bool:
+        """Whether the engines take the shapes of ``sample``."""
+        return takes(self._profile, sample)
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
