@@ -31,13 +31,11 @@ from bisect_trt.settings import Settings
 from bisect_trt.steps.problem import Problem
 from fixtures.build import GraphBuilder
 from tests.command import call
-from tests.engines import at_most_missed
+from tests.copies import FEW
 from tests.repair.graphs import run as outputs_of
 from tests.repair.test_command import with_tail
 from tests.repair.test_proof import folded, joined
 from tests.repair.test_rules import batch_norm, normal
-
-pytestmark = pytest.mark.usefixtures("few_draws")
 
 Feed = Mapping[str, NDArray[Any]]
 
@@ -68,7 +66,7 @@ class Ran:
         given: tuple[object, ...] = ("--plan", self.plan, *more)
         if command == "verify":
             given = ("--input", self.inputs, "--out", self.out.parent / "verified", *given)
-        ended = call(command, model, *given)
+        ended = call(command, model, *given, limits=FEW)
         return ended.exit_code, ended.output
 
     def refused(self, command: str, model: Path, *more: object) -> str:
@@ -90,6 +88,7 @@ def made(model: onnx.ModelProto, feed: Feed, folder: Path, *more: object) -> Ran
     ended = call(
         *("run", ran.model, "--input", ran.inputs, "--out", ran.out),
         *("--augmented", "none", "--runner", "emulated", *more),
+        limits=FEW,
     )
     assert ended.exit_code == 0, ended.output
     return ran
@@ -98,17 +97,15 @@ def made(model: onnx.ModelProto, feed: Feed, folder: Path, *more: object) -> Ran
 @pytest.fixture(scope="module")
 def repaired(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A network whose BatchNormalization is folded; to be read only."""
-    with at_most_missed(0):
-        return made(*folded(), tmp_path_factory.mktemp("folded"))
+    return made(*folded(), tmp_path_factory.mktemp("folded"))
 
 
 @pytest.fixture(scope="module")
 def in_part(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A network that is judged at inner tensors; to be read only."""
     feed = {"x": normal(61, 6, 4)}
-    with at_most_missed(0):
-        folder = tmp_path_factory.mktemp("in_part")
-        return made(with_tail(inner=False), feed, folder, "--outputs", "scores,boxes")
+    folder = tmp_path_factory.mktemp("in_part")
+    return made(with_tail(inner=False), feed, folder, "--outputs", "scores,boxes")
 
 
 def half() -> tuple[onnx.ModelProto, Feed]:
@@ -329,6 +326,7 @@ def test_a_repaired_plan_is_a_start(repaired: Ran, tmp_path: Path) -> None:
             runner="emulated",
             augmented="none",
             start_from=tmp_path / "plan.json",
+            limits=FEW,
             out=tmp_path / "out",
         )
         assert result.passed and result.is_repaired and result.pinned == []
@@ -337,7 +335,9 @@ def test_a_repaired_plan_is_a_start(repaired: Ran, tmp_path: Path) -> None:
 
 def test_a_repaired_model_is_a_model_like_any_other(repaired: Ran, tmp_path: Path) -> None:
     given = (repaired.repaired, "--input", repaired.inputs)
-    ended = call("run", *given, "--out", tmp_path / "run", "--augmented", "none", "--json")
+    ended = call(
+        "run", *given, "--out", tmp_path / "run", "--augmented", "none", "--json", limits=FEW
+    )
     found = json.loads(ended.stdout)
     assert ended.exit_code == 0 and found["pinned"] == [] == found["repairs"]
     assert [c["name"] for c in found["choices"] if c["recommended"]] == ["as it is"]
@@ -404,7 +404,7 @@ def test_a_gate_says_what_each_run_recommends(tmp_path: Path) -> None:
     ]
     config = ("--config", tmp_path / "bisect.toml", "--out", out)
     (tmp_path / "bisect.toml").write_text(common + "".join(entries))
-    ended = call("gate", *config)
+    ended = call("gate", *config, limits=FEW)
     assert ended.exit_code == 0, ended.output
     found = {
         m["name"]: m["recommended"] for m in json.loads((out / "gate.json").read_text())["models"]
@@ -416,7 +416,7 @@ def test_a_gate_says_what_each_run_recommends(tmp_path: Path) -> None:
     }
     assert "repaired (fold-bn), 0 layers" in (out / "gate.md").read_text()
     (tmp_path / "bisect.toml").write_text(common + entries[0].replace("auto", "nothing"))
-    ended = call("gate", *config)
+    ended = call("gate", *config, limits=FEW)
     assert ended.exit_code == 2 and "[models.whole]: --repair nothing: no such rule" in ended.output
 
 
@@ -445,7 +445,12 @@ class Stopper(Observer):
 def test_an_interrupt_after_the_repaired_graph_was_validated_keeps_it(tmp_path: Path) -> None:
     model, feed = folded()
     given = Settings(
-        model=model, inputs=[feed], runner="emulated", augmented="none", out=tmp_path / "out"
+        model=model,
+        inputs=[feed],
+        runner="emulated",
+        augmented="none",
+        out=tmp_path / "out",
+        limits=FEW,
     )
     observer = Stopper()
     with pytest.raises(StoppedError, match="Repair the graph"):
@@ -461,7 +466,7 @@ def test_an_interrupt_after_the_repaired_graph_was_validated_keeps_it(tmp_path: 
 def test_a_small_budget_ends_a_run_in_order(minutes: float, tmp_path: Path) -> None:
     model, feed = folded()
     result = bisect_trt.bisect(
-        model, [feed], runner="emulated", augmented="none", budget=minutes, out=tmp_path
+        model, [feed], runner="emulated", augmented="none", budget=minutes, out=tmp_path, limits=FEW
     )
     assert to_json(read_run(tmp_path).as_json()) == to_json(result.as_json())
     chosen = [choice for choice in result.choices if choice.recommended]
@@ -483,7 +488,7 @@ def test_an_engine_on_a_cluster_is_opened_once(
     monkeypatch.setattr("bisect_trt.steps.context.open_engine", open_engine)
     monkeypatch.setattr("bisect_trt.steps.context.open_emulator_pool", lambda *_: None)
     model, feed = folded()
-    result = bisect_trt.bisect(model, [feed], ray=ray, augmented="none", out=tmp_path)
+    result = bisect_trt.bisect(model, [feed], ray=ray, augmented="none", out=tmp_path, limits=FEW)
     told = [f.message for f in result.findings if f.kind == "not-repaired"]
     if ray is None:
         assert [p.settings.precision.value for p in opened] == ["fp16", "fp16", "bf16"]
