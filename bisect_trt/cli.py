@@ -442,7 +442,7 @@ def export_command(
                 )
             save_model(to_typed(graph, plan), target)
             return 0
-        if loaded.written_out and plan.pinned:
+        if loaded.written_out and plan.base.is_storage and plan.pinned:
             raise BadInputError(OF_FUNCTIONS)
         if source.lifted is not None:
             raise BadInputError(
@@ -451,6 +451,8 @@ def export_command(
             )
         write = trtexec_arguments if form == "trtexec" else polygraphy_script
         text = write(graph, plan)
+    if loaded.path != model:  # the layers have names of the repaired model
+        click.echo(printable(f"note: build from {loaded.path}, whose layers it names"), err=True)
     if target is not None:
         save_text(text + "\n", target)
         return 0

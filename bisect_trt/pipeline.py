@@ -86,6 +86,12 @@ CURED = "cured"
 REPRODUCER = "reproducer"
 """The folder of the reproducer within a run's."""
 
+NOT_ON_RAY = (
+    "--ray: the engine's workers hold the cluster's GPUs, so no repaired graph is tried beside; "
+    "`bisect-trt repair` makes one, which is a model to run"
+)
+"""Says why a run on a cluster's engine repairs nothing."""
+
 
 @within_threads
 def repair(settings: Settings, observer: Observer | None = None) -> Repaired:
@@ -234,6 +240,8 @@ def _with_choices(problem: Problem, context: Context, rules: Sequence[Rule]) -> 
         yield state
     if problem.settings.precision is not Precision.FP16 or problem.lifted or not state.triage:
         return
+    if not context.opens_beside:
+        return
     with suppress(BudgetSpentError), open_beside(context, in_bf16(state.problem)) as inner:
         yield replace(state, bf16=measure_bf16(inner.problem, inner))
 
@@ -371,7 +379,9 @@ def _search(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterat
         return
     state = replace(state, triage=triage)
     yield state
-    if rules and problem.settings.precision is Precision.FP16:
+    if rules and problem.settings.precision is Precision.FP16 and not context.opens_beside:
+        context.note(Finding("not-repaired", "", NOT_ON_RAY))
+    elif rules and problem.settings.precision is Precision.FP16:
         for with_repair in _repaired(state, context, rules):
             state = with_repair
             yield state

@@ -10,6 +10,7 @@ from sys import intern
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.base.errors import one_line
 from bisect_trt.model.precision_rules import CONTROL_FLOW, formals, is_standard, schema_of
 from bisect_trt.model.walk import opset_of, subgraphs, tensor_names, unused, without_graph
 
@@ -113,6 +114,22 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
         add_input(stand_in, large.data_type, large.dims)
         graph.node.append(helper.make_node("Identity", [stand_in], list(node.output)))
     return light
+
+
+def complaint_of(model: onnx.ModelProto) -> str:
+    """The error of ONNX's own check of ``model``, types and shapes included; empty if it passes."""
+    model = skeleton(model)  # ONNX's check cannot take more than 2 GB
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:  # the library has its own classes for each of its checks
+        # Every runtime takes an output without a shape.
+        if "Field 'shape' of 'type' is required" not in str(error):
+            return one_line(error, 160)
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    except Exception as error:
+        return one_line(error, 160)
+    return ""
 
 
 def in_double(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -130,7 +130,7 @@ def _parsers_name(node: onnx.NodeProto) -> str:
 
 _SCRIPT = '''"""Weak typing for polygraphy and TensorRT 8.6 to 10.x, written by bisect-trt.
 
-polygraphy run model.onnx --trt --{base} --precision-constraints obey \\
+polygraphy run model.onnx --trt{flag} --precision-constraints obey \\
     --trt-network-postprocess-script THIS_FILE
 TensorRT 11 has no layer.precision: give it the typed ONNX instead.
 """
@@ -178,11 +178,13 @@ def polygraphy_script(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     """A script that pins the layers of ``plan``, for polygraphy's postprocess option."""
     graph = as_graph(model)
     graph.check_plan(plan)
+    if not plan.base.is_storage:  # then no layer has another precision than its neighbours
+        plan = plan.with_pins(())
     called = _names_in_tensorrt(graph, plan.pinned)
     _refuse(graph, plan, _UNREACHED, "the script")
     moved = {x.name for x in graph.layers if x.op in WITHOUT_LAYER}
     return _SCRIPT.format(
-        base=plan.base.value,
+        flag="" if plan.base is Precision.FP32 else f" --{plan.base.value}",
         pinned=_as_set(called.values()),
         moved=_as_set(called[name] for name in called if name in moved),
     )

@@ -237,6 +237,8 @@ def origins_of(node: onnx.NodeProto) -> tuple[str, ...]:
 
 def beginning(graph: Graph) -> Graph:
     """The graph that rules edit: nodes are named by their ids, so that repairs keep the names."""
+    if all(node.name == name for node, name in graph.named_nodes()):
+        return graph  # a copy would hold the weights again
     return replace(graph, proto=with_unique_names(graph.proto))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.model.graph import Graph
@@ -111,4 +111,5 @@ def edited(graph: Graph, rules: Collection[Rule], measure: Callable[[Graph], Ran
             graph = applied(graph, found)
             edits += found
             ranges = measure(graph)
-    return Edited(graph, ranges, tuple(edits), tuple(refusals))
+    # A graph without what the rules derived from it, which holds the weights again.
+    return Edited(replace(graph) if edits else graph, ranges, tuple(edits), tuple(refusals))

@@ -47,6 +47,10 @@ class Choice:
     passes: Passes
     recommended: bool = False
 
+    def in_words(self, rules: Sequence[str]) -> str:
+        """The row's name, such as "repaired (fold-bn)"; ``rules`` are those of the repair."""
+        return f"{self.name} ({', '.join(rules)})" if self.repaired else self.name
+
     def as_json(self) -> dict[str, Any]:
         """The row as run.json has it; times are not known yet."""
         return {

@@ -64,6 +64,16 @@ class RunDiff:
         """The layers that only the first run pins."""
         return [name for name in self.before.pinned if name not in self.after.pinned]
 
+    @property
+    def rules_gained(self) -> list[str]:
+        """The repair rules that only the second answer's graph was made by."""
+        return [r for r in self.after.graph_rules if r not in self.before.graph_rules]
+
+    @property
+    def rules_lost(self) -> list[str]:
+        """The repair rules that only the first answer's graph was made by."""
+        return [r for r in self.before.graph_rules if r not in self.after.graph_rules]
+
 
 def diff_runs(before: Record, after: Record) -> RunDiff:
     """Compares two runs of one model.
@@ -255,6 +265,7 @@ def _made_with(result: Record) -> dict[str, str]:
         "precision": result.precision.value,
         "runner": result.runner,
         "cause": result.cause.value,
+        "graph": _graph(result),
         "plan's base": result.plan.base.value,
         "pins": str(len(result.pinned)),
         "layers": str(result.layer_count),
@@ -284,7 +295,7 @@ def as_page(found: RunDiff) -> Page:
     shown = [s for s in sections if len(s.table) or s.lines]
     title = f"bisect-trt: {found.before.folder} and {found.after.folder}"
     good = not (found.worse or found.not_compared)
-    return Page(title, headline(found), good, shown, found.worse[1:])
+    return Page(title, headline(found), good, shown, [*found.worse[1:], *_graph_lines(found)])
 
 
 def headline(found: RunDiff) -> str:
@@ -311,6 +322,10 @@ def diff_record(found: RunDiff) -> dict[str, Any]:
         "validation": found.validation.to_dict(orient="records"),
         "pins_gained": found.gained,
         "pins_lost": found.lost,
+        "graph_before": _word(found.before),
+        "graph_after": _word(found.after),
+        "rules_gained": found.rules_gained,
+        "rules_lost": found.rules_lost,
         "measure": found.measure,
         "layers": found.layers.to_dict(orient="records"),
         "matched": found.matched,
@@ -326,6 +341,28 @@ def write_diff(found: RunDiff, folder: Path) -> None:
         markdown = page_as_markdown(as_page(found), more=RECORD)
         (draft / MARKDOWN).write_text(markdown, encoding="utf-8", errors="replace")
         (draft / RECORD).write_text(to_json(diff_record(found)) + "\n", encoding="utf-8")
+
+
+def _word(result: Record) -> str:
+    return "repaired" if result.is_repaired else "original"
+
+
+def _graph(result: Record) -> str:
+    """The graph of a run's answer, such as "repaired (fold-bn)"."""
+    rules = ", ".join(result.graph_rules)
+    return f"{_word(result)} ({rules})" if rules else _word(result)
+
+
+def _graph_lines(found: RunDiff) -> Iterator[str]:
+    """Says that the two answers are for other graphs, where they are."""
+    before, after = found.before, found.after
+    if before.is_repaired != after.is_repaired:
+        yield f"The first answer is for the {_graph(before)} graph, the second for the " + (
+            f"{_graph(after)} one: their layers are compared by name."
+        )
+    elif found.rules_gained or found.rules_lost:
+        came, went = (", ".join(r) or "none" for r in (found.rules_gained, found.rules_lost))
+        yield f"Both answers are for a repaired graph; rules that came: {came}, that went: {went}."
 
 
 def _pins_line(found: RunDiff) -> str:

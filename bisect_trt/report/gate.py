@@ -13,12 +13,14 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from bisect_trt.base.display import xml_text
+from bisect_trt.base.display import counted, xml_text
 from bisect_trt.base.errors import BadInputError, one_line
 from bisect_trt.base.outcomes import word_of
 from bisect_trt.inputs.augmentations import check_kinds
 from bisect_trt.metrics.parser import check_requirements
 from bisect_trt.metrics.requirements import times
+from bisect_trt.repair.rules import rules_of
+from bisect_trt.report.choices import recommended
 from bisect_trt.report.files import OwnedFolder, to_json, write_files
 from bisect_trt.report.headline import headline
 from bisect_trt.report.junit import as_junit
@@ -94,6 +96,7 @@ def _check_values(settings: Settings) -> None:
     """Refuses values that are wrong for every model."""
     check_requirements(settings.require, [str(metric) for metric in settings.metrics])
     check_kinds(settings.augmented)
+    rules_of(settings.repair)
     for text in settings.keep_fp32:
         compiled("--keep-fp32", text)
     for text in settings.keep_reduced:
@@ -255,6 +258,7 @@ def _table(gate: Gate) -> pd.DataFrame:
         row: dict[str, Any] = {"model": entry.name, "gate": word}
         found = entry.result
         if found is not None:
+            row["recommended"] = _recommended(found)
             row["pins"] = f"{len(found.pinned)} of {found.layer_count}"
             row["score"] = found.score
             row["inputs"] = word_of(found.validation) or ""
@@ -263,6 +267,14 @@ def _table(gate: Gate) -> pd.DataFrame:
             row["seconds"] = round(found.seconds, 1)
         rows.append({**row, "answer": entry.said})
     return pd.DataFrame(rows)
+
+
+def _recommended(found: Record) -> str:
+    """The recommended choice, such as "repaired (fold-bn), 0 layers"; empty where none is."""
+    chosen = recommended(found.choices)
+    if chosen is None:
+        return ""
+    return f"{chosen.in_words(found.repair.rules)}, {counted(len(chosen.pinned), 'layer')}"
 
 
 def gate_page(gate: Gate) -> Page:
@@ -299,6 +311,7 @@ def gate_record(gate: Gate) -> dict[str, Any]:
         row |= {"said": entry.said, "folder": entry.name}
         for key in ("new_evaluations", "score", "pinned"):
             row[key] = getattr(entry.result, key, None)
+        row["recommended"] = _recommended(entry.result) if entry.result is not None else ""
         models.append(row)
     record: dict[str, Any] = {"kind": _OWNED.command, "exit_code": gate.exit_code}
     return {**record, "planned": gate.planned, "models": models}

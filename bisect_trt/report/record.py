@@ -193,6 +193,11 @@ class Record:
         return chosen is not None and chosen.repaired
 
     @property
+    def graph_rules(self) -> list[str]:
+        """The rules that repaired the graph of the plan; empty where that is the original."""
+        return self.repair.rules if self.is_repaired else []
+
+    @property
     def exit_code(self) -> int:
         """0 if the plan meets the requirements; 1 if none does, or validation refutes it."""
         return EXIT_OK if self.passed and not self.is_refuted else EXIT_NOT_MET

@@ -14,7 +14,9 @@ import onnx
 from bisect_trt.base.atomic_files import REPAIRED_MODEL
 from bisect_trt.base.display import counted, some_of
 from bisect_trt.base.errors import EXIT_NOT_MET, EXIT_OK
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.patterns import origin_of
+from bisect_trt.model.typed import to_typed
 from bisect_trt.repair.edits import Edit, Ranges
 from bisect_trt.repair.rules import IDENTITY
 from bisect_trt.steps.problem import Problem
@@ -173,11 +175,16 @@ def repaired_of(found: Repair | Refused, problem: Problem, folder: Path) -> Repa
 
 
 def repaired_model(found: Repair, facts: RepairFacts, problem: Problem) -> onnx.ModelProto:
-    """The whole repaired model, whose metadata says what was done."""
+    """The whole repaired model, whose metadata says what was done.
+
+    Inputs and outputs have the types of the source.
+    """
     whole = whole_of(problem, found.graph)
     assert whole is not None, "find_repair refuses what cannot be put back"
     model = onnx.ModelProto()
-    model.CopyFrom(whole)
+    model.CopyFrom(
+        to_typed(whole, PrecisionPlan(Precision.FP32)) if problem.lifted else whole.proto
+    )
     added = as_metadata(facts.rows, problem.model.digest)
     kept = [p for p in model.metadata_props if p.key not in added]
     del model.metadata_props[:]

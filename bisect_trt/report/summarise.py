@@ -288,11 +288,17 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
     if state.repaired is not None:
         repaired = state.repaired
         theirs = _of_graph(repaired.state, repaired.run_statistics, own.seconds)
-    better = theirs is not None and _rank(theirs) > _rank(own)
+    better = theirs is not None and _is_of_use(theirs) and _rank(theirs) > _rank(own)
     choices = choices_of(state, own, theirs)
     if theirs is None or not better:
         return replace(own, choices=_recommending(choices, own, repaired=False))
     return replace(_on_repaired(own, theirs), choices=_recommending(choices, theirs, repaired=True))
+
+
+def _is_of_use(repaired: Result) -> bool:
+    """Whether the answer on the repaired graph is met with some layer reduced."""
+    all_fp32 = len(repaired.pinned) == repaired.layer_count
+    return repaired.passed and repaired.plan.base is not Precision.FP32 and not all_fp32
 
 
 def _rank(result: Result) -> tuple[bool, int, int]:
@@ -360,7 +366,9 @@ def _recommending(choices: Sequence[Choice], answer: Result, *, repaired: bool) 
 
 def _on_repaired(own: Result, theirs: Result) -> Result:
     """The answer on the repaired graph, with what the run says of the original."""
-    outputs = theirs.outputs.assign(baseline="repaired " + theirs.outputs["baseline"])
+    outputs = theirs.outputs
+    if len(outputs):  # the budget may have ended the run before its baselines
+        outputs = outputs.assign(baseline="repaired " + outputs["baseline"])
     by_requirement = theirs.by_requirement
     if len(own.by_requirement) == len(by_requirement):
         by_requirement = by_requirement.assign(

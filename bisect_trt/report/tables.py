@@ -260,8 +260,8 @@ def choices_table(choices: Sequence[Choice], rules: Sequence[str]) -> pd.DataFra
     rows = []
     for choice in choices:
         words = {Passes.VALIDATED: "validated", Passes.GIVEN: "your inputs", Passes.NO: "no"}
-        name = f"{choice.name} ({', '.join(rules)})" if choice.repaired else choice.name
-        row: dict[str, object] = {"": ">" if choice.recommended else "", "choice": name}
+        row: dict[str, object] = {"": ">" if choice.recommended else ""}
+        row["choice"] = choice.in_words(rules)
         row |= {"FP32 layers": len(choice.pinned), "worst score": brief(choice.worst_score)}
         rows.append({**row, "passes": words[choice.passes]})
     return pd.DataFrame(rows)

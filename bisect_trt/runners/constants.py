@@ -60,6 +60,11 @@ class ConstantStore:
                 let_go(exact)
             return version[1]
 
+    def forget_rounded(self) -> None:
+        """Frees the rounded versions, which are made again when they are asked for."""
+        with self._lock:
+            self._rounded.clear()
+
     def _placed(self, array: NDArray[Any]) -> ort.OrtValue:
         return owned(array, self._device.memory, self._device.number)
 

@@ -134,6 +134,14 @@ class EmulatedRunner:
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
 
+    def release(self) -> None:
+        """Closes the sessions, and frees rounded weights; both are made again at the next use."""
+        self._switched.clear()
+        self._after_lookups = None
+        self._device_constants.forget_rounded()
+        self.constants.forget_rounded()
+        give_back()
+
     def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
         """As :meth:`NodeByNode.trace`."""
         runner = self._runner_of(sample)

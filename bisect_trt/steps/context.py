@@ -192,6 +192,16 @@ class Context:
         """The evaluators that must pass a plan: the engine, or else both emulators."""
         return [self.engine] if self.engine is not None else [self.evaluator, self.second]
 
+    def make_room(self) -> None:
+        """Free what sessions of a large model hold, before others of its size are opened."""
+        if self.in_turn:
+            self.emulator.release()
+
+    @property
+    def opens_beside(self) -> bool:
+        """Whether :func:`open_beside` has an engine: on a cluster this one's workers hold it."""
+        return self.opened is None or self.problem.settings.ray is None
+
     @property
     def judge(self) -> Evaluator:
         """The evaluator that has the last word."""
@@ -356,6 +366,7 @@ def open_beside(context: Context, problem: Problem) -> Iterator[Context]:
         RunnerUnavailableError: the engine that judges is not there any more.
     """
     time_budget = context.time.child(0.5)
+    context.make_room()
     with ExitStack() as opened:
         engine = None
         if context.opened is not None:

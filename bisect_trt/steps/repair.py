@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from bisect_trt.base.errors import BadInputError, RunnerFailedError, one_line
+from bisect_trt.base.limits import give_back
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.cache import content_key
@@ -25,7 +26,7 @@ from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.load import proto_digest
 from bisect_trt.model.lost_constants import weight_findings
 from bisect_trt.model.roundings import list_movers
-from bisect_trt.model.tensor_types import in_double
+from bisect_trt.model.tensor_types import complaint_of, in_double
 from bisect_trt.model.walk import replace_nodes, tensors_read
 from bisect_trt.repair.edits import (
     LARGEST_FP16,
@@ -156,12 +157,23 @@ def find_repair(problem: Problem, context: Context, rules: Collection[Rule]) -> 
         RunnerFailedError: the original graph cannot be run on an input.
     """
     context.observer.step("repair")
+    context.make_room()
     found = _Prover(problem, context).best(rules)
-    if isinstance(found, Repair) and whole_of(problem, found.graph) is None:
-        reason = "the rest of the model reads inner tensors of the judged part"
-        taken = (Refusal(edit.rule, edit.nodes, reason) for edit in found.edits)
-        return Refused((*found.refused, *taken))
-    return found
+    if isinstance(found, Refused) or not (reason := _why_not_written(problem, found.graph)):
+        return found
+    taken = (Refusal(edit.rule, edit.nodes, reason) for edit in found.edits)
+    return Refused((*found.refused, *taken))
+
+
+def _why_not_written(problem: Problem, graph: Graph) -> str:
+    """Why the model with the repaired ``graph`` must not be written; empty if it may be."""
+    whole = whole_of(problem, graph)
+    if whole is None:
+        return "the rest of the model reads inner tensors of the judged part"
+    complaint = complaint_of(whole.proto)
+    if complaint and not complaint_of(problem.whole.proto):
+        return f"ONNX's own check refuses the repaired model: {complaint}"
+    return ""
 
 
 def repaired_problem(problem: Problem, found: Repair) -> Problem:
@@ -171,7 +183,7 @@ def repaired_problem(problem: Problem, found: Repair) -> Problem:
     return problem_on(problem, found.graph, whole)
 
 
-def problem_on(problem: Problem, graph: Graph, whole: onnx.ModelProto) -> Problem:
+def problem_on(problem: Problem, graph: Graph, whole: Graph) -> Problem:
     """``problem`` with a repaired ``graph``, the judged part of ``whole``."""
     settings, original = problem.settings, problem.graph
     of_graph = {*cautions(original), *weight_findings(original, settings.precision)}
@@ -181,9 +193,9 @@ def problem_on(problem: Problem, graph: Graph, whole: onnx.ModelProto) -> Proble
     return replace(
         problem,
         settings=replace(settings, repair="none"),
-        model=replace(problem.model, proto=whole, digest=digest, written_out=False),
+        model=replace(problem.model, proto=whole.proto, digest=digest, written_out=False),
         graph=graph,
-        whole=replace(problem.whole, proto=whole) if problem.judged else graph,
+        whole=whole,
         layers=graph.layers_at(settings.precision),
         golden=None,
         held_pins=_carried(graph, problem.held_pins),
@@ -219,13 +231,13 @@ def check_repairable(problem: Problem) -> None:
         )
 
 
-def whole_of(problem: Problem, graph: Graph) -> onnx.ModelProto | None:
+def whole_of(problem: Problem, graph: Graph) -> Graph | None:
     """The whole model with the repaired ``graph`` in place of its judged part.
 
     None where the rest reads inner tensors of that part, whose values may be others now.
     """
     if not problem.judged:
-        return graph.proto
+        return graph
     part, whole = problem.graph.proto.graph, problem.whole.proto.graph
     made = {name for node in part.node for name in node.output if name}
     behind = [n for n in whole.node if made.isdisjoint(n.output)]
@@ -244,7 +256,7 @@ def whole_of(problem: Problem, graph: Graph) -> onnx.ModelProto | None:
     )
     del model.graph.output[:]
     model.graph.output.extend(whole.output)
-    return model
+    return replace(problem.whole, proto=model)
 
 
 def _carried(graph: Graph, names: Collection[str]) -> frozenset[str]:
@@ -308,6 +320,7 @@ class _Prover:
         key = tuple(rule for rule in PROPOSE if rule in rules)
         if key not in self._known:
             self._known[key] = edited(self._start, key, self._ranges)
+            give_back()  # what the rules have read of the weights
         return self._known[key]
 
     def _provable(self, found: Edited) -> tuple[Edited, list[Refusal]]:
@@ -377,7 +390,7 @@ class _Prover:
     def _observed(self, graph: Graph, samples: Sequence[Sample]) -> Iterator[tuple[str, Range]]:
         """The FP32 range of each tensor on each of ``samples``."""
         precision = self._problem.settings.precision
-        runner = EmulatedRunner(graph, precision, threads=self._threads)
+        runner = _runner_of(graph, precision, self._threads)
         self._rounds += 1
         for number, sample in enumerate(samples):
             self._context.observer.progress(number, len(samples), f"ranges, round {self._rounds}")
@@ -399,6 +412,7 @@ class _Prover:
         """How wrong everything reduced is on given and perturbed inputs."""
 
         def measured() -> list[float]:
+            self._context.references.make_ready(self._judged, self._check_time)
             references = [self._context.references.of(sample) for sample in self._judged]
             return list(self._scores(graph, self._judged, references))
 
@@ -413,13 +427,19 @@ class _Prover:
             self._digests[graph] = proto_digest(graph.proto)
         plan = self._plan(graph).digest
         key = [self._digests[graph], plan, *parts]
-        return self._context.recalled(f"repair-{what}", key, compute)
+
+        def computed() -> Measured:
+            answer = compute()
+            give_back()  # each measurement opens sessions of its own, which hold the weights
+            return answer
+
+        return self._context.recalled(f"repair-{what}", key, computed)
 
     def _scores(
         self, graph: Graph, samples: Sequence[Sample], references: Sequence[Arrays]
     ) -> Iterator[float]:
         precision, requirements = self._problem.settings.precision, self._problem.requirements
-        runner, plan = EmulatedRunner(graph, precision, threads=self._threads), self._plan(graph)
+        runner, plan = _runner_of(graph, precision, self._threads), self._plan(graph)
         for sample, reference in zip(samples, references, strict=True):
             self._check_time()
             try:
@@ -469,6 +489,11 @@ class _Prover:
         return Change(*self._recalled("change", graph, parts, measured))
 
 
+def _runner_of(graph: Graph, precision: Precision, threads: int) -> EmulatedRunner:
+    """An emulator of ``graph`` that leaves nothing behind: what is derived holds the weights."""
+    return EmulatedRunner(replace(graph), precision, threads=threads)
+
+
 def probes_of(given: Sequence[Sample], perturbed: Sequence[Sample]) -> Iterator[Sample]:
     """The inputs of the FP32 proof: given, perturbed, scaled, with masks all on and all off."""
     yield from given
@@ -492,18 +517,19 @@ def fp32_change(
     Samples that the original does not take are left out, as are those on which ``edited`` is the
     nearer to double precision. One that only ``edited`` does not take is an infinite change.
     """
-    exactly, newly = Reference(original, threads=threads), Reference(edited, threads=threads)
-    share, noise, where = 0.0, 0.0, ""
-    for number, sample in enumerate(samples):
+    stream = iter(samples)
+    first = list(islice(stream, RANGED_INPUTS))
+    exactly = Reference(original, threads=threads)
+    noise = _noise(original, exactly, first, threads)
+    # Opened after the noise is known: each session holds the weights.
+    newly = Reference(edited, threads=threads)
+    share, where = 0.0, ""
+    for sample in chain(first, stream):
         before_each()
         try:
             exact = exactly.outputs(sample)
         except RunnerFailedError:
             continue
-        if number < RANGED_INPUTS:
-            written = with_unique_names(original.taking(sample.arrays).proto)
-            other = outputs_of(written, sample.arrays, sample.name, threads)
-            noise = max(noise, *(_moved(exact[n], other[n]) for n in exact))
         try:
             candidate = newly.outputs(sample)
         except RunnerFailedError as error:
@@ -516,6 +542,21 @@ def fp32_change(
     exactly.release()
     newly.release()
     return Change(share, noise, where)
+
+
+def _noise(graph: Graph, reference: Reference, samples: Sequence[Sample], threads: int) -> float:
+    """The most that another order of FP32's sums changes of ``samples``' outputs."""
+    exact: list[tuple[Sample, Arrays]] = []
+    for sample in samples:
+        with suppress(RunnerFailedError):  # it is left out of the proof too
+            exact.append((sample, reference.outputs(sample)))
+    reference.release()
+    noise = 0.0
+    for sample, outputs in exact:
+        written = with_unique_names(graph.taking(sample.arrays).proto)
+        other = outputs_of(written, sample.arrays, sample.name, threads)
+        noise = max(noise, *(_moved(outputs[n], other[n]) for n in outputs))
+    return noise
 
 
 def _rules_of(found: Edited) -> list[Rule]:
@@ -554,7 +595,7 @@ def _is_mask(array: np.ndarray) -> bool:
 def _times(sample: Sample, factor: float) -> Sample:
     """``sample`` with its float inputs scaled; masks of two values stay."""
     arrays = {
-        name: array * array.dtype.type(factor)
+        name: np.asarray(array * array.dtype.type(factor))
         if array.dtype.kind == "f" and not _is_mask(array)
         else array
         for name, array in sample.arrays.items()

@@ -145,7 +145,8 @@ class SavedPlan:
         if path is None:
             return source
         source = load_source(path)
-        self._repaired_form(source.model.digest, str(path))
+        if source.model.digest != self.repaired_sha256:
+            raise BadInputError(f"{path}: has changed since {self.path} was written; run again")
         return source
 
     def _repaired_form(self, digest: str, name: str) -> Path | None:
@@ -180,13 +181,18 @@ class SavedPlan:
         Raises:
             BadInputError: there is no such row.
         """
-        wanted = name.casefold().replace("-", " ")
+        wanted = name.casefold().replace("-", " ").replace("_", " ").strip()
+        wanted = _SHORT.get(wanted, wanted)
         for known, (plan, repaired) in self.choices.items():
             if known.casefold() == wanted:
                 return replace(self, plan=plan, repaired=repaired)
         rows = ", ".join(self.choices)
         has = f"it has {rows}" if rows else "it has none; run again"
         raise BadInputError(f"--choice {name}: {self.path} has no such row; {has}")
+
+
+_SHORT = {"as is": "as it is"}
+"""Other names of the choices' rows."""
 
 
 def read_plan(path: Path) -> SavedPlan:
@@ -221,7 +227,7 @@ def read_plan(path: Path) -> SavedPlan:
             chance=searched.get("chance", ""),
             scales=_scales(data),
             outputs=_texts("outputs", data),
-            repaired=data.get("graph") == "repaired",
+            repaired=_is_repaired(data.get("graph", "original")),
             model_sha256=_text("model_sha256", data),
             repaired_sha256=_text("repaired_sha256", data),
             choices=_choices(data),
@@ -250,17 +256,22 @@ def _scales(data: Mapping[str, Any]) -> dict[str, Scale]:
 
 
 def _choices(data: Mapping[str, Any]) -> dict[str, tuple[PrecisionPlan, bool]]:
-    rows = data.get("choices", [])
     try:
         return {
-            str(row["name"]): (
-                PrecisionPlan(Precision(row["precision"]), frozenset(row["pinned"])),
-                row["graph"] == "repaired",
+            row["name"].strip(): (
+                PrecisionPlan(Precision(row["precision"]), frozenset(_listed("pinned", row))),
+                _is_repaired(row["graph"]),
             )
-            for row in rows
+            for row in data.get("choices", [])
         }
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TypeError("'choices' must be rows with a plan each") from error
+
+
+def _is_repaired(graph: Any) -> bool:
+    if graph not in ("original", "repaired"):
+        raise TypeError("'graph' must be original or repaired")
+    return bool(graph == "repaired")
 
 
 def _text(key: str, data: Mapping[str, Any]) -> str:
@@ -271,9 +282,11 @@ def _text(key: str, data: Mapping[str, Any]) -> str:
 
 
 def _texts(key: str, data: Mapping[str, Any]) -> tuple[str, ...]:
-    value = data.get(key)
-    if value is None:
-        return ()
+    return () if data.get(key) is None else _listed(key, data)
+
+
+def _listed(key: str, data: Mapping[str, Any]) -> tuple[str, ...]:
+    value = data[key]
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise TypeError(f"{key!r} must be a list of text")
     return tuple(value)
@@ -292,7 +305,8 @@ def begun_at(
     path, pinned = older.path, older.plan.pinned
     usable = pinned.intersection(names)
     absent = sorted(pinned - usable)
-    if absent and not usable:
+    # The pins of a repaired graph need not be layers of the original, where the search begins.
+    if absent and not usable and not older.repaired:
         raise BadInputError(
             f"--start-from {path}: pins {absent[0]!r}, and none of its pins is a layer that is "
             "searched here; leave the option out"

@@ -31,7 +31,7 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.outputs import judged_part
 from bisect_trt.model.precision_rules import STORAGE_TYPE
 from bisect_trt.model.save import file_form
-from bisect_trt.model.tensor_types import infer_types, skeleton
+from bisect_trt.model.tensor_types import complaint_of, infer_types
 from bisect_trt.model.typed import to_typed
 from bisect_trt.runners.process import IsolatedWorker
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
@@ -106,8 +106,8 @@ def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
     if not plan.base.is_storage:
         return Check(what, None, f"{plan.base.value.upper()} is no type but a switch of the engine")
     typed = to_typed(graph, plan)
-    complaint = _complaint(typed)
-    if complaint and not _complaint(graph.proto):
+    complaint = complaint_of(typed)
+    if complaint and not complaint_of(graph.proto):
         return Check(what, False, f"ONNX's own check refuses it: {complaint}")
     scope, reduced_type = infer_types(typed), STORAGE_TYPE[plan.base]
     made_by = {node.name: node for node in typed.graph.node}
@@ -126,22 +126,6 @@ def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
     if complaint:
         detail += f"; ONNX's own check refuses it as it does the source model ({complaint})"
     return Check(what, True, detail)
-
-
-def _complaint(model: onnx.ModelProto) -> str:
-    """The error of ONNX's own check of ``model``; empty if it passes."""
-    model = skeleton(model)  # ONNX's check cannot take more than 2 GB
-    try:
-        onnx.checker.check_model(model)
-    except Exception as error:  # the library has its own classes for each of its checks
-        # Every runtime takes an output without a shape.
-        if "Field 'shape' of 'type' is required" not in str(error):
-            return one_line(error, 160)
-    try:
-        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
-    except Exception as error:
-        return one_line(error, 160)
-    return ""
 
 
 def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
@@ -237,9 +221,11 @@ def _loaded(
     problem = load(settings, observer, searches=False)
     if source.model.digest != problem.model.digest:
         # Given the original, which stays the reference.
-        whole = source.model.proto
-        part = judged_part(whole, problem.judged) if problem.judged else whole
-        problem = problem_on(problem, replace(problem.graph, proto=part), whole)
+        part = whole = source.graph
+        if problem.judged:
+            proto = judged_part(whole.proto, problem.judged)
+            part = replace(whole, proto=proto, stored_outputs={})
+        problem = problem_on(problem, part, whole)
     if problem.judged:  # the model to ship has the layers behind the judged part in FP32
         pinned = saved.plan.pinned.intersection(problem.graph.names)
         saved = replace(saved, plan=replace(saved.plan, pinned=pinned))

@@ -92,9 +92,10 @@ def check_folder(out: Path) -> None:
 
 def truly_holds(model: onnx.ModelProto, out: Path, feed: dict[str, Any]) -> bool:
     """Whether the plan in ``out`` meets the requirement, by sessions made here."""
-    plan = read_plan(out / "plan.json").plan
+    saved = read_plan(out / "plan.json")
+    shipped = onnx.load(out / "model.repaired.onnx") if saved.repaired else model
     unfused = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    both = (with_unique_names(model), to_emulated(model, plan))
+    both = (with_unique_names(model), to_emulated(shipped, saved.plan))
     reference, got = (run_model(m, feed, unfused) for m in both)
     for exact, found in zip(reference, got, strict=True):
         a, b = (np.asarray(v).astype(np.float64) for v in (exact, found))
@@ -216,6 +217,10 @@ PLANS = [
     '{"base": "fp16", "pinned": [], "metrics": [1]}',
     '{"base": "fp16", "pinned": [], "rewritten": ["gone"]}',
     '{"base": "fp16", "pinned": [], "rewritten": 7}',
+    '{"base": "fp16", "pinned": [], "graph": "other"}',
+    '{"base": "fp16", "pinned": [], "graph": "repaired"}',
+    '{"base": "fp16", "pinned": [], "model_sha256": 7}',
+    '{"base": "fp16", "pinned": [], "choices": [{}]}',
 ]
 
 

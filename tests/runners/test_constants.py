@@ -77,3 +77,14 @@ def test_a_call_in_work_keeps_what_another_precision_takes_the_place_of(
         assert found["y"].tobytes() == expected["y"].tobytes()
         assert seen and all(alive for _, alive in seen), "held until the call ends"
         assert not any(rounded() is not None for rounded, _ in seen), "and no longer"
+
+
+def test_a_released_emulator_holds_no_rounded_weight_and_answers_the_same() -> None:
+    graph, sample = tied()
+    runner, plan = EmulatedRunner(graph), PrecisionPlan(Precision.FP16, {"second"})
+    before = next(iter(runner.outputs(plan, [sample])))["y"].copy()
+    rounded = ref(runner.constants.owner("w", Precision.FP16))
+    assert rounded() is not None
+    runner.release()
+    assert rounded() is None
+    assert np.array_equal(next(iter(runner.outputs(plan, [sample])))["y"], before)
