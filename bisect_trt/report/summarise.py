@@ -369,17 +369,14 @@ def _on_repaired(own: Result, theirs: Result) -> Result:
     outputs = theirs.outputs
     if len(outputs):  # the budget may have ended the run before its baselines
         outputs = outputs.assign(baseline="repaired " + outputs["baseline"])
-    by_requirement = theirs.by_requirement
+    by_requirement = theirs.by_requirement.copy()
     if len(own.by_requirement) == len(by_requirement):
-        by_requirement = by_requirement.assign(
-            reduced_score=list(own.by_requirement["reduced_score"]),
-            baselines=[
-                {**mine, **{f"repaired {name}": score for name, score in new.items()}}
-                for mine, new in zip(
-                    own.by_requirement["baselines"], by_requirement["baselines"], strict=True
-                )
-            ],
+        pairs = zip(own.by_requirement["baselines"], by_requirement["baselines"], strict=True)
+        by_requirement["baselines"] = pd.Series(
+            [mine | {f"repaired {name}": new[name] for name in new} for mine, new in pairs],
+            dtype=object,
         )
+        by_requirement["reduced_score"] = list(own.by_requirement["reduced_score"])
     counts = Counter(own.evaluations)
     counts.update(theirs.evaluations)
     return replace(

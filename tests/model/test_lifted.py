@@ -34,7 +34,7 @@ def test_the_reported_model_is_judged_as_it_is(tmp_path: Path) -> None:
         outputs = [by_numpy.run(None, dict(x))[0] for x in report.inputs]
     assert not np.isfinite(np.concatenate([o.ravel() for o in outputs])).all(), "by NumPy's float16"
     result = bisect_trt.bisect(
-        report.model, list(report.inputs), runner="emulated", out=tmp_path, robust=0
+        report.model, list(report.inputs), runner="emulated", out=tmp_path, robust=0, repair="none"
     )
     verdicts = result.outputs.set_index("baseline")["outcome"]
     assert verdicts["fp16"] == "non-finite" and verdicts["fp32"] == "pass"
@@ -205,7 +205,9 @@ def test_a_model_of_which_only_the_borders_are_reduced_is_searched(tmp_path: Pat
     inputs = [{"x": x["x"].astype(np.float16)} for x in INPUTS]
     lifted = lift(model)
     assert lifted is not None and (lifted.reduced, lifted.islands) == (0, frozenset())
-    result = bisect_trt.bisect(model, inputs, runner="emulated", out=tmp_path, robust=0)
+    result = bisect_trt.bisect(
+        model, inputs, runner="emulated", out=tmp_path, robust=0, repair="none"
+    )
     assert result.passed and {"square", "down"} <= set(result.pinned) and not result.plan.held
     assert finite_by_numpy(tmp_path, inputs)
 
