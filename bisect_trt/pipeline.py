@@ -16,7 +16,7 @@ from bisect_trt.base.interrupt import (
     TimedObserver,
     is_stop,
 )
-from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.outcomes import Cause, Finding
 from bisect_trt.base.plan import Precision
 from bisect_trt.model.opsets import check_can_be_written
 from bisect_trt.reduction.cures import Cures, cure_model
@@ -248,6 +248,11 @@ def _with_choices(problem: Problem, context: Context, rules: Sequence[Rule]) -> 
 
 def _repaired(state: RunState, context: Context, rules: Sequence[Rule]) -> Iterator[RunState]:
     """The state with the repair, then with the answer on the repaired graph."""
+    if not rules or state.problem.settings.precision is not Precision.FP16:
+        return
+    if not context.opens_beside:
+        context.note(Finding("not-repaired", "", NOT_ON_RAY))
+        return
     found = find_repair(state.problem, context, rules)
     state = replace(state, repair=found)
     yield state
@@ -375,16 +380,17 @@ def _search(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterat
         return
     triage = find_cause(problem, context, baselines, engine, unseen)
     if not isinstance(triage, Triage):
-        yield replace(state, settled=triage)
+        state = replace(state, settled=triage)
+        yield state
+        # What pins cannot cure, such as with --keep-reduced, an edit may.
+        if triage.cause not in (Cause.NONE, Cause.TF32) and baselines.fp32.verdict.passed:
+            yield from _repaired(state, context, rules)
         return
     state = replace(state, triage=triage)
     yield state
-    if rules and problem.settings.precision is Precision.FP16 and not context.opens_beside:
-        context.note(Finding("not-repaired", "", NOT_ON_RAY))
-    elif rules and problem.settings.precision is Precision.FP16:
-        for with_repair in _repaired(state, context, rules):
-            state = with_repair
-            yield state
+    for with_repair in _repaired(state, context, rules):
+        state = with_repair
+        yield state
     context.observer.step("bisect")
     context.tell_evaluations()
     bisection = bisect(problem, context, baselines, triage, triage.limit)

@@ -11,7 +11,9 @@ from pathlib import Path
 from bisect_trt.base.atomic_files import scratch
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.limits import in_words, peak_bytes, room_bytes
+from bisect_trt.base.plan import Precision
 from bisect_trt.inputs.samples import ALIKE, NOT_COVERED
+from bisect_trt.repair.rules import rules_of
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.baselines import quickest_s
 from bisect_trt.steps.context import open_context
@@ -59,6 +61,9 @@ class Estimate:
         )
 
 
+REPAIR_NOTE = "where the graph can be repaired, that form is searched too: up to twice the time"
+
+
 def expected_sets(problem: Problem) -> int:
     """About how many sets of pins a search evaluates, baselines apart."""
     layers = len(problem.names)
@@ -75,7 +80,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     Raises:
         BadInputError: a run would refuse it too.
     """
-    began = time.perf_counter()
+    began, rules = time.perf_counter(), rules_of(settings.repair)
     problem = load(settings, observer)
     need = need_of(problem.graph, settings, [*problem.samples, *problem.holdout]).bytes
     room = room_bytes(PROCESS) or 0  # before what is timed takes some of it
@@ -101,7 +106,10 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         copies=copies,
         seconds_per_evaluation=inference,
         seconds=min(allowed, report_s + opened + inference * inferences / settings.workers),
-        notes=[f.message for f in problem.findings if f.kind in (NOT_COVERED, ALIKE)],
+        notes=[
+            *(f.message for f in problem.findings if f.kind in (NOT_COVERED, ALIKE)),
+            *([REPAIR_NOTE] if rules and settings.precision is Precision.FP16 else []),
+        ],
     )
 
 

@@ -138,3 +138,10 @@ def test_a_repair_that_makes_it_worse_is_not_recommended(tmp_path: Path) -> None
     assert (tmp_path / "model.repaired.onnx").exists()
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["graph"] == "original"
+
+
+def test_what_pins_cannot_cure_is_repaired(tmp_path: Path) -> None:
+    """The layer that overflows may not be kept in FP32."""
+    model, feed = folded()
+    found = answered(model, feed, tmp_path, keep_reduced="BatchNormalization|Conv")
+    assert found.is_repaired and found.passed and found.pinned == [] and found.exit_code == 0
