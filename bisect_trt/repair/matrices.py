@@ -80,7 +80,9 @@ def _bias_of(wiring: Wiring, index: int, slot: int) -> str:
             _, name = wiring.with_constant(wiring.only_reader(node.output[0], "Add"))
         except NoMatchError:
             return ""
-    if slot != 1 or name not in wiring.graph.float_constants or not wiring.is_inner(name):
+    if slot != 1 or not attribute(node, "beta", 1.0):
+        return ""
+    if name not in wiring.graph.float_constants or not wiring.is_inner(name):
         return ""
     shape = wiring.constants[name].shape
     return name if shape and math.prod(shape) == shape[-1] == columns else ""
@@ -141,7 +143,7 @@ def rows_of(
 ) -> Iterator[Matrices]:
     """Yields rows of the layer's input ``values`` as (rows, groups, K), a chunk at a time.
 
-    There are at most ``limit``, drawn at random beyond. The last column of a layer with a bias is
+    There are at most ``limit``, drawn at random beyond. The first column of a layer with a bias is
     what the bias is multiplied with.
     """
     node = layer.node
@@ -163,7 +165,7 @@ def rows_of(
         places = np.unravel_index(drawn[start : start + step], shape)
         rows = windows[places].astype(np.float64).reshape(len(places[0]), groups, -1) * alpha
         if layer.bias:
-            rows = np.concatenate([rows, np.full_like(rows[:, :, :1], beta)], axis=2)
+            rows = np.concatenate([np.full_like(rows[:, :, :1], beta), rows], axis=2)
         yield rows[np.isfinite(rows).all(axis=(1, 2))]
 
 

@@ -6,13 +6,9 @@ becomes one of the two numbers next to it. It costs no time at inference.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.arrays import slices
@@ -33,6 +29,9 @@ APART = 5
 
 STEP = 128
 """Columns that are rounded before their errors are carried on to all others."""
+
+PASSES = 2
+"""How often each column is rounded anew, once all are."""
 
 SMALLEST_NORMAL = {Precision.FP16: 2.0**-14, Precision.BF16: 2.0**-126}
 """Below it a format has fewer significant bits."""
@@ -69,12 +68,12 @@ class Moments:
         sizes = [(groups, b.stop - b.start, b.stop - b.start) for b in self.blocks]
         self.fitted = [np.zeros(size) for size in sizes]
         self.apart = [np.zeros(size) for size in sizes]
-        self._count = 0
+        self.count = 0
 
     def add(self, rows: Matrices) -> None:
         """Adds rows, (rows, groups, width)."""
-        number = np.arange(self._count, self._count + len(rows))
-        self._count += len(rows)
+        number = np.arange(self.count, self.count + len(rows))
+        self.count += len(rows)
         for sums, chosen in ((self.fitted, number % APART > 0), (self.apart, number % APART == 0)):
             own = np.ascontiguousarray(rows[chosen].transpose(1, 0, 2))
             for block, total in zip(self.blocks, sums, strict=True):
@@ -108,69 +107,124 @@ class Choice:
         return self.after < self.before
 
 
-def choose(matrices: Matrices, moments: Moments, precision: Precision) -> Choice:
-    """Rounds each weight of ``matrices``, (groups, K, columns), to one of its two neighbours."""
+def choose(
+    matrices: Matrices, moments: Moments, precision: Precision, *, biased: bool = False
+) -> Choice:
+    """Rounds each weight of ``matrices``, (groups, K, columns), to one of its two neighbours.
+
+    With ``biased`` the first row is a bias. It is rounded first, so that the weights make up for
+    it, and takes up the mean of the error that they leave.
+    """
     near, other = neighbours(matrices, precision)
-    chosen = near.copy()
-    for block, fitted in zip(moments.blocks, moments.fitted, strict=True):
-        part = (slice(None), block)
-        chosen[part] = _fitted(matrices[part], near[part], other[part], fitted)
+    # What cannot be rounded makes no error here.
     finite = np.isfinite(near)
-    exact = np.where(finite, matrices, 0.0)
+    exact, low, high = (np.where(finite, values, 0.0) for values in (matrices, near, other))
+    chosen = low.copy()
+    if moments.count >= APART:
+        for block, fitted in zip(moments.blocks, moments.fitted, strict=True):
+            part, first = (slice(None), block), biased and block.start == 0
+            chosen[part] = _fitted(exact[part], low[part], high[part], fitted, first)
+            if first:
+                chosen[:, 0] = _corrected(exact[part], chosen[part], fitted, precision)
+    return Choice(
+        matrices=np.where(finite, chosen, near),
+        moved=float(np.mean(chosen != low)),
+        signal=_power(exact, moments),
+        before=_power(exact - low, moments),
+        after=_power(exact - chosen, moments),
+    )
 
-    def power(values: Matrices) -> float:
-        found = 0.0
-        for block, apart in zip(moments.blocks, moments.apart, strict=True):
-            found += float(np.sum((apart @ values[:, block]) * values[:, block]))
-        return max(found, 0.0)
 
-    before, after = (power(np.where(finite, v, 0.0) - exact) for v in (near, chosen))
-    moved = float(np.mean(chosen != near)) if near.size else 0.0
-    return Choice(chosen, moved, power(exact), before, after)
+def _power(matrices: Matrices, moments: Moments) -> float:
+    """The sum of the squares that ``matrices`` give on the rows apart."""
+    return sum(
+        max(0.0, float(np.sum((apart @ matrices[:, block]) * matrices[:, block])))
+        for block, apart in zip(moments.blocks, moments.apart, strict=True)
+    )
 
 
-def _fitted(exact: Matrices, near: Matrices, other: Matrices, moments: Matrices) -> Matrices:
-    """One of ``near`` and ``other`` for each weight; ``near`` where the moments cannot be used."""
-    order = np.argsort(-np.diagonal(moments, axis1=1, axis2=2), axis=1, kind="stable")
-    factor = _factor(moments, order)
-    if factor is None:
-        return near
-    index = order[:, :, None]
-    exact, near, other = (np.take_along_axis(a, index, 1) for a in (exact, near, other))
-    # What cannot be rounded has no error to carry on.
-    exact = np.where(np.isfinite(near), exact, near)
-    chosen, errors = near.copy(), np.zeros_like(near)
-    # The moments are R R^T with an upper triangular R, so that the error e costs |R^T e|^2: each
-    # column in turn cancels what those before it have left in its own term.
-    for part in slices(near.shape[1], STEP):
-        carried = factor[:, : part.start, part].transpose(0, 2, 1) @ errors[:, : part.start]
-        for column in range(part.start, part.stop):
-            inside = slice(part.start, column)
-            left = carried[:, column - part.start] + np.matmul(
-                factor[:, None, inside, column], errors[:, inside]
-            ).squeeze(1)
-            target = exact[:, column] + left / factor[:, column, column, None]
-            with np.errstate(invalid="ignore"):
-                nearer = np.abs(target - near[:, column]) <= np.abs(target - other[:, column])
-                chosen[:, column] = np.where(nearer, near[:, column], other[:, column])
-                error = exact[:, column] - chosen[:, column]
-            errors[:, column] = np.where(np.isfinite(error), error, 0.0)
+def _fitted(
+    exact: Matrices, low: Matrices, high: Matrices, moments: Matrices, biased: bool
+) -> Matrices:
+    """One of ``low``, the nearest, and ``high`` for each weight, so that the error is small."""
+    sizes = np.array(np.diagonal(moments, axis1=1, axis2=2))
+    sizes[:, :biased] = np.inf  # the bias comes first
+    order = np.argsort(-sizes, axis=1, kind="stable")[:, :, None]
+    exact, low, high = (np.take_along_axis(a, order, 1) for a in (exact, low, high))
+    moments = np.take_along_axis(moments, order, 1)
+    moments = np.take_along_axis(moments, order.transpose(0, 2, 1), 2)
+    factor, damped = _factor(moments, biased)
+    chosen = low.copy() if factor is None else _carried_on(exact, low, high, factor)
+    for _ in range(PASSES):
+        _descend(exact, low, high, chosen, damped, biased)
     back = np.empty_like(chosen)
-    np.put_along_axis(back, np.broadcast_to(index, chosen.shape), chosen, 1)
+    np.put_along_axis(back, order, chosen, 1)
     return back
 
 
-def _factor(moments: Matrices, order: NDArray[np.intp]) -> Matrices | None:
-    """The upper triangular R of R R^T = the moments in ``order``; damped until there is one."""
-    sorted_ = np.take_along_axis(moments, order[:, :, None], 1)
-    sorted_ = np.take_along_axis(sorted_, order[:, None, :], 2)
-    mean = np.diagonal(moments, axis1=1, axis2=2).mean(axis=1)
+def _factor(moments: Matrices, biased: bool) -> tuple[Matrices | None, Matrices]:
+    """An upper triangular R with R R^T = the moments, and these; damped until there is one."""
+    sizes = np.diagonal(moments, axis1=1, axis2=2)[:, biased:]
+    mean = sizes.mean(axis=1) if sizes.size else np.zeros(len(moments))
+    steps = np.diag(np.arange(len(moments[0])) >= biased)  # the bias is not damped
     damping = DAMPING
-    while damping <= MOST_DAMPING:
-        more = np.where(mean > 0.0, damping * mean, 1.0)
+    while True:
+        damped = moments + np.where(mean > 0.0, damping * mean, 1.0)[:, None, None] * steps
         try:
-            flipped = (sorted_ + more[:, None, None] * np.eye(order.shape[1]))[:, ::-1, ::-1]
-            return np.linalg.cholesky(flipped)[:, ::-1, ::-1]
+            return np.linalg.cholesky(damped[:, ::-1, ::-1])[:, ::-1, ::-1], damped
         except np.linalg.LinAlgError:
+            if damping >= MOST_DAMPING:
+                return None, damped
             damping *= 10.0
-    return None
+
+
+def _carried_on(exact: Matrices, low: Matrices, high: Matrices, factor: Matrices) -> Matrices:
+    """Rounds column after column, each so that it cancels what those before it did.
+
+    The error e costs |R^T e|^2, of which each term has the errors of the columns up to its own.
+    """
+    chosen, errors = low.copy(), np.zeros_like(low)
+    for part in slices(low.shape[1], STEP):
+        before = factor[:, : part.start, part].transpose(0, 2, 1) @ errors[:, : part.start]
+        for column in range(part.start, part.stop):
+            inside = slice(part.start, column)
+            left = before[:, column - part.start]
+            left = left + (factor[:, None, inside, column] @ errors[:, inside])[:, 0]
+            target = exact[:, column] + left / factor[:, column, column, None]
+            chosen[:, column] = _nearer(target, low[:, column], high[:, column])
+            errors[:, column] = exact[:, column] - chosen[:, column]
+    return chosen
+
+
+def _descend(
+    exact: Matrices,
+    low: Matrices,
+    high: Matrices,
+    chosen: Matrices,
+    moments: Matrices,
+    start: int,
+) -> None:
+    """Rounds each column of ``chosen`` from ``start`` on anew, given how all others are."""
+    for part in slices(low.shape[1], STEP):
+        slopes = moments[:, part] @ (exact - chosen)
+        for column in range(max(part.start, start), part.stop):
+            size = moments[:, column, column, None]
+            target = chosen[:, column] + slopes[:, column - part.start] / size
+            new = _nearer(target, low[:, column], high[:, column])
+            slopes += moments[:, part, column, None] * (chosen[:, column] - new)[:, None]
+            chosen[:, column] = new
+
+
+def _nearer(target: Matrices, low: Matrices, high: Matrices) -> Matrices:
+    return np.where(np.abs(target - low) <= np.abs(target - high), low, high)
+
+
+def _corrected(
+    exact: Matrices, chosen: Matrices, moments: Matrices, precision: Precision
+) -> Matrices:
+    """The biases, in the first rows, that take up the mean of the weights' errors."""
+    means = moments[:, :1, 1:] / moments[:, :1, :1]
+    wanted = exact[:, 0] + (means @ (exact - chosen)[:, 1:])[:, 0]
+    stored = to_storage(wanted, precision).astype(np.float64)
+    usable = np.isfinite(stored) & (np.abs(stored) >= SMALLEST_NORMAL[precision])
+    return np.where(usable & (exact[:, 0] != 0.0), stored, chosen[:, 0])

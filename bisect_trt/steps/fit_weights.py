@@ -103,12 +103,12 @@ class _Layer:
         self.nbytes = Moments.nbytes(groups, width)
 
     def _matrices(self) -> Matrices:
-        """The weight as matrices, with the bias as their last row."""
+        """The weight as matrices, with the bias as their first row."""
         layer = self.layer
         weight = to_matrices(layer.node, layer.slot, self._constants[layer.weight])
         if layer.bias:
             bias = self._constants[layer.bias].reshape(weight.shape[0], 1, -1)
-            weight = np.concatenate([weight, bias], axis=1)
+            weight = np.concatenate([bias, weight], axis=1)
         return weight.astype(np.float64)
 
     def add(self, values: NDArray[np.float32], limit: int, random: np.random.Generator) -> None:
@@ -123,7 +123,7 @@ class _Layer:
         """What choosing did, and the chosen constants if they are kept; frees the moments."""
         layer = self.layer
         moments = self._moments or Moments(self.groups, self.width)
-        choice = choose(self._matrices(), moments, precision)
+        choice = choose(self._matrices(), moments, precision, biased=bool(layer.bias))
         self._moments = None
         row = FittedLayer(
             layer=layer.name,
@@ -140,8 +140,8 @@ class _Layer:
         layer, matrices = self.layer, choice.matrices.astype(np.float32)
         found = {}
         if layer.bias:
-            found[layer.bias] = matrices[:, -1].reshape(self._constants[layer.bias].shape)
-            matrices = matrices[:, :-1]
+            found[layer.bias] = matrices[:, 0].reshape(self._constants[layer.bias].shape)
+            matrices = matrices[:, 1:]
         found[layer.weight] = from_matrices(layer.node, layer.slot, matrices, self.shape)
         # What is not finite at the precision stays as it is.
         return {
