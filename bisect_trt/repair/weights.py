@@ -154,9 +154,10 @@ def _fitted(
     moments = np.take_along_axis(moments, order, 1)
     moments = np.take_along_axis(moments, order.transpose(0, 2, 1), 2)
     factor, damped = _factor(moments, biased)
-    chosen = low.copy() if factor is None else _carried_on(exact, low, high, factor)
-    for _ in range(PASSES):
-        _descend(exact, low, high, chosen, damped, biased)
+    starts = [low] if factor is None else [_carried_on(exact, low, high, factor), low]
+    ends = [_descended(exact, low, high, start, damped, biased) for start in starts]
+    costs = [np.sum((damped @ (exact - e)) * (exact - e), axis=1, keepdims=True) for e in ends]
+    chosen = np.where(costs[0] <= costs[-1], ends[0], ends[-1])
     back = np.empty_like(chosen)
     np.put_along_axis(back, order, chosen, 1)
     return back
@@ -196,23 +197,25 @@ def _carried_on(exact: Matrices, low: Matrices, high: Matrices, factor: Matrices
     return chosen
 
 
-def _descend(
+def _descended(
     exact: Matrices,
     low: Matrices,
     high: Matrices,
-    chosen: Matrices,
+    start: Matrices,
     moments: Matrices,
-    start: int,
-) -> None:
-    """Rounds each column of ``chosen`` from ``start`` on anew, given how all others are."""
-    for part in slices(low.shape[1], STEP):
+    biased: bool,
+) -> Matrices:
+    """Rounds each column of ``start`` anew, given how all others are; the bias stays."""
+    chosen = start.copy()
+    for part in [*slices(low.shape[1], STEP)] * PASSES:
         slopes = moments[:, part] @ (exact - chosen)
-        for column in range(max(part.start, start), part.stop):
+        for column in range(max(part.start, biased), part.stop):
             size = moments[:, column, column, None]
             target = chosen[:, column] + slopes[:, column - part.start] / size
             new = _nearer(target, low[:, column], high[:, column])
             slopes += moments[:, part, column, None] * (chosen[:, column] - new)[:, None]
             chosen[:, column] = new
+    return chosen
 
 
 def _nearer(target: Matrices, low: Matrices, high: Matrices) -> Matrices:
