@@ -90,8 +90,8 @@ def _bias_of(wiring: Wiring, index: int, slot: int) -> str:
 
 def _columns(node: onnx.NodeProto, slot: int, shape: Sequence[int]) -> int:
     """How many values of a bias there are: one for each column of all groups."""
-    groups, _, columns = to_matrices(node, slot, np.empty(shape, np.bool_)).shape
-    return columns * groups
+    matrices = to_matrices(node, slot, np.empty(shape, np.bool_))
+    return len(matrices) * int(matrices.shape[2])
 
 
 def to_matrices(node: onnx.NodeProto, slot: int, weight: NDArray[Any]) -> NDArray[Any]:
@@ -203,8 +203,8 @@ def _windows(node: onnx.NodeProto, weight_shape: Sequence[int], values: Float) -
         values = np.pad(values, [(0, 0), (0, 0), *pads])
     windows = sliding_window_view(values, spans, axis=tuple(axes))
     every = slice(None)
-    windows = windows[(every, every, *(slice(None, None, s) for s in strides))]
-    windows = windows[(..., *(slice(None, None, d) for d in dilations))]
+    apart = [slice(None, None, step) for step in (*strides, *dilations)]
+    windows = windows[(every, every, *apart)]
     if node.op_type == "ConvTranspose":
         windows = np.flip(windows, axis=tuple(range(-len(kernel), 0)))
     return np.moveaxis(windows, 1, 1 + len(kernel))
@@ -225,9 +225,7 @@ def _auto_pad(node: onnx.NodeProto) -> bytes:
     return bytes(attribute(node, "auto_pad", b"NOTSET"))
 
 
-def _split_pads(
-    node: onnx.NodeProto, kind: bytes, totals: Sequence[int]
-) -> list[tuple[int, int]]:
+def _split_pads(node: onnx.NodeProto, kind: bytes, totals: Sequence[int]) -> list[tuple[int, int]]:
     """What ``kind`` of padding makes of all zeros of each axis, or the node's own pads."""
     axes = len(totals)
     if kind == b"SAME_UPPER":

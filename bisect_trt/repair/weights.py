@@ -83,7 +83,7 @@ class Moments:
     @staticmethod
     def nbytes(groups: int, width: int) -> int:
         """The memory of both moments."""
-        return 16 * sum(groups * (b.stop - b.start) ** 2 for b in slices(width, WIDEST))
+        return 16 * groups * sum(int(b.stop - b.start) ** 2 for b in slices(width, WIDEST))
 
 
 @dataclass(frozen=True)

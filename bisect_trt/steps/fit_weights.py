@@ -117,9 +117,7 @@ class _Layer:
         for rows in rows_of(self.layer, self.shape, values, limit, random):
             self._moments.add(rows)
 
-    def fitted(
-        self, precision: Precision
-    ) -> tuple[FittedLayer, dict[str, NDArray[np.float32]]]:
+    def fitted(self, precision: Precision) -> tuple[FittedLayer, dict[str, NDArray[np.float32]]]:
         """What choosing did, and the chosen constants if they are kept; frees the moments."""
         layer = self.layer
         moments = self._moments or Moments(self.groups, self.width)
