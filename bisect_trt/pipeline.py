@@ -44,6 +44,7 @@ from bisect_trt.steps.answer import (
     in_bf16,
     inputs_table,
     measure_bf16,
+    needs_no_layer,
     validation_of_answer,
     with_reproducibility,
     with_set_in_hand,
@@ -64,10 +65,12 @@ from bisect_trt.steps.engine_baselines import (
     unsupported_by_trial,
 )
 from bisect_trt.steps.failing_inputs import look_beyond
+from bisect_trt.steps.fit_weights import fitted_problem, fitted_weights
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import (
     Refused,
+    Repair,
     check_repairable,
     find_repair,
     repair_alone,
@@ -264,6 +267,34 @@ def _repaired(state: RunState, context: Context, rules: Sequence[Rule]) -> Itera
     yield replace(state, repaired=answered)
 
 
+def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
+    """The state with weights rounded to fit, then with the answer on them, where layers are left.
+
+    Weights whose network errs no less than with the nearest roundings are not searched.
+    """
+    settings = state.problem.settings
+    if settings.weights != "fit" or settings.precision is not Precision.FP16:
+        return
+    if not context.opens_beside or needs_no_layer(state.repaired):
+        return
+    problem = state.problem
+    if isinstance(state.repair, Repair):
+        problem = repaired_problem(problem, state.repair)
+    context.observer.step("weights")
+    weights = fitted_weights(problem, context)
+    with open_beside(context, fitted_problem(problem, weights)) as inner:
+        nearest = state.repaired.state.baselines if state.repaired else state.baselines
+        fitted = inner.evaluator.evaluate(inner.problem.base)
+        if nearest is not None and not fitted.score < nearest.reduced.score:
+            context.note(Finding("weights", "", "weights rounded to fit err no less than nearest"))
+            return
+        state = replace(state, weights=weights)
+        yield state
+        *_, latest = _states(inner.problem, inner)
+        answered = Answered(latest, inner.run_statistics())
+    yield replace(state, fitted=answered)
+
+
 def _best_so_far(state: RunState, context: Context, seconds: float) -> Result | None:
     """The result of an interrupted run; None if no plan is known to pass."""
     state = replace(with_set_in_hand(state, context), interrupted=True)
@@ -390,6 +421,9 @@ def _search(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterat
     yield state
     for with_repair in _repaired(state, context, rules):
         state = with_repair
+        yield state
+    for with_weights in _fitted(state, context):
+        state = with_weights
         yield state
     context.observer.step("bisect")
     context.tell_evaluations()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.base.plan import Precision
-from bisect_trt.base.sample import Sample
+from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.model.graph import Graph
 from bisect_trt.repair.matrices import (
     Matrices,
@@ -25,6 +27,13 @@ from bisect_trt.repair.matrices import (
 )
 from bisect_trt.repair.weights import Choice, Moments, choose
 from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.repair import problem_on, whole_of
+from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
+
+SAMPLES = 8
+"""Inputs of each kind, given, perturbed and augmented, on which weights are chosen."""
 
 ROWS = 16_384
 """Rows of a layer's input that are used, of all samples together."""
@@ -54,12 +63,14 @@ class FittedLayer:
 class FittedWeights:
     """The graph with chosen weights, FP32 numbers that the precision has too.
 
-    ``constants`` are the chosen ones by name, ``layers`` what was tried.
+    ``constants`` are the chosen ones by name, ``layers`` what was tried. ``samples`` are the
+    digests of the inputs that they were chosen on.
     """
 
     graph: Graph
     constants: Mapping[str, NDArray[np.float32]] = field(repr=False)
     layers: tuple[FittedLayer, ...]
+    samples: tuple[str, ...] = ()
 
 
 def fit_weights(
@@ -89,6 +100,49 @@ def fit_weights(
             found.append(row)
             constants |= chosen
     return FittedWeights(with_constants(graph, constants), constants, tuple(found))
+
+
+def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
+    """The weights of ``problem`` chosen on the search's inputs: given, perturbed, augmented.
+
+    What was chosen in an earlier run is not chosen again.
+    """
+    samples = [
+        *evenly(problem.samples, SAMPLES),
+        *perturbs(problem, context, SEARCH_STREAM, SAMPLES, emulated=True),
+        *augmented(problem, context, SEARCH_STREAM, SAMPLES),
+    ]
+    precision, threads = problem.settings.precision, problem.settings.threads or 0
+    graph, check = problem.graph, context.time.check
+
+    def chosen() -> list[Any]:
+        found = fit_weights(graph, samples, precision, threads=threads, before_each=check)
+        constants = {name: _packed(values) for name, values in found.constants.items()}
+        return [constants, [astuple(row) for row in found.layers]]
+
+    key = [problem.model.digest, precision.value, *(sample.digest for sample in samples)]
+    packed, rows = context.recalled("weights", key, chosen)
+    shapes = {name: graph.constants[name].shape for name in packed}
+    constants = {name: _unpacked(text, shapes[name]) for name, text in packed.items()}
+    digests = tuple(sample.digest for sample in samples)
+    layers = tuple(FittedLayer(*row) for row in rows)
+    return FittedWeights(with_constants(graph, constants), constants, layers, digests)
+
+
+def _packed(values: NDArray[np.float32]) -> str:
+    return base64.b64encode(zlib.compress(values.astype(np.float16).tobytes(), 1)).decode()
+
+
+def _unpacked(text: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    stored = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.float16)
+    return stored.reshape(shape).astype(np.float32)
+
+
+def fitted_problem(problem: Problem, weights: FittedWeights) -> Problem:
+    """``problem`` with the chosen weights; the original stays the reference."""
+    whole = whole_of(problem, weights.graph)
+    assert whole is not None, "the graph has the nodes that it had"
+    return problem_on(problem, weights.graph, whole)
 
 
 class _Layer:
