@@ -73,7 +73,6 @@ def matrix_layers(graph: Graph, precision: Precision) -> list[MatrixLayer]:
 def _bias_of(wiring: Wiring, index: int, slot: int) -> str:
     """The constant that is added to each row of the output, '' where there is no such."""
     node = wiring.nodes[index]
-    columns = _columns(node, slot, wiring.constants[node.input[slot]].shape)
     name = node.input[2] if len(node.input) > 2 else ""
     if node.op_type == "MatMul":
         try:
@@ -84,14 +83,17 @@ def _bias_of(wiring: Wiring, index: int, slot: int) -> str:
         return ""
     if name not in wiring.graph.float_constants or not wiring.is_inner(name):
         return ""
+    groups, columns = _sizes(node, slot, wiring.constants[node.input[slot]].shape)
+    if groups > 1 and node.op_type not in CONVOLUTIONS:  # all groups share the bias
+        return ""
     shape = wiring.constants[name].shape
-    return name if shape and math.prod(shape) == shape[-1] == columns else ""
+    return name if shape and math.prod(shape) == shape[-1] == groups * columns else ""
 
 
-def _columns(node: onnx.NodeProto, slot: int, shape: Sequence[int]) -> int:
-    """How many values of a bias there are: one for each column of all groups."""
+def _sizes(node: onnx.NodeProto, slot: int, shape: Sequence[int]) -> tuple[int, int]:
+    """How many groups a weight of ``shape`` has, and how many columns each of them."""
     matrices = to_matrices(node, slot, np.empty(shape, np.bool_))
-    return len(matrices) * int(matrices.shape[2])
+    return int(matrices.shape[0]), int(matrices.shape[2])
 
 
 def to_matrices(node: onnx.NodeProto, slot: int, weight: NDArray[Any]) -> NDArray[Any]:
@@ -159,7 +161,7 @@ def rows_of(
     drawn = np.arange(count)
     if count > limit:
         drawn = np.sort(random.choice(count, limit, replace=False))
-    groups = _groups(node, layer.slot, weight_shape)
+    groups, _ = _sizes(node, layer.slot, weight_shape)
     alpha, beta = (float(attribute(node, name, 1.0)) for name in ("alpha", "beta"))
     for start in range(0, drawn.size, step := max(1, CHUNK // width)):
         places = np.unravel_index(drawn[start : start + step], shape)
@@ -167,10 +169,6 @@ def rows_of(
         if layer.bias:
             rows = np.concatenate([np.full_like(rows[:, :, :1], beta), rows], axis=2)
         yield rows[np.isfinite(rows).all(axis=(1, 2))]
-
-
-def _groups(node: onnx.NodeProto, slot: int, shape: Sequence[int]) -> int:
-    return int(to_matrices(node, slot, np.empty(shape, np.bool_)).shape[0])
 
 
 def _aligned(

@@ -460,6 +460,17 @@ def test_a_matmul_and_the_bias_behind_it() -> None:
     assert any(row.kept for row in fitted.layers)
 
 
+def test_a_bias_of_another_axis_or_scale_is_none_of_the_layer() -> None:
+    b = GraphBuilder(1)
+    heads = b.op("Add", b.op("MatMul", "x", b.normal(3, 8, 1)), b.normal(3))
+    column = b.op("Add", b.op("MatMul", "x", b.normal(8, 2)), b.normal(3, 64, 2))
+    rows = b.op("Gemm", b.op("Flatten", "x", axis=2), b.normal(8, 2), b.normal(192, 1))
+    dropped = b.op("Gemm", b.op("Flatten", "x", axis=2), b.normal(8, 2), b.normal(2), beta=0.0)
+    shapes = {heads: [3, 64, 3], column: [3, 64, 2], rows: [192, 2], dropped: [192, 2]}
+    graph = graph_of(b.model({"x": [3, 64, 8]}, shapes))
+    assert [layer.bias for layer in matrix_layers(graph, FP16)] == [""] * 4
+
+
 def untouched(build: Any) -> None:
     """Checks that no constant of the model that ``build`` makes is chosen."""
     b = GraphBuilder(1)
