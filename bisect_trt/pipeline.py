@@ -268,10 +268,7 @@ def _repaired(state: RunState, context: Context, rules: Sequence[Rule]) -> Itera
 
 
 def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
-    """The state with weights rounded to fit, then with the answer on them, where layers are left.
-
-    Weights whose network errs no less than with the nearest roundings are not searched.
-    """
+    """The state with fitted weights, then with the answer on them, where layers are left."""
     settings = state.problem.settings
     if settings.weights != "fit" or settings.precision is not Precision.FP16:
         return
@@ -282,14 +279,9 @@ def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
         problem = repaired_problem(problem, state.repair)
     context.observer.step("weights")
     weights = fitted_weights(problem, context)
+    state = replace(state, weights=weights)
+    yield state
     with open_beside(context, fitted_problem(problem, weights)) as inner:
-        nearest = state.repaired.state.baselines if state.repaired else state.baselines
-        fitted = inner.evaluator.evaluate(inner.problem.base)
-        if nearest is not None and not fitted.score < nearest.reduced.score:
-            context.note(Finding("weights", "", "weights rounded to fit err no less than nearest"))
-            return
-        state = replace(state, weights=weights)
-        yield state
         *_, latest = _states(inner.problem, inner)
         answered = Answered(latest, inner.run_statistics())
     yield replace(state, fitted=answered)
