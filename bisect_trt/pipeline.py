@@ -65,7 +65,7 @@ from bisect_trt.steps.engine_baselines import (
     unsupported_by_trial,
 )
 from bisect_trt.steps.failing_inputs import look_beyond
-from bisect_trt.steps.fit_weights import fitted_problem, fitted_weights
+from bisect_trt.steps.fit_weights import all_but_matrices, fitted_problem, fitted_weights
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import (
@@ -78,7 +78,7 @@ from bisect_trt.steps.repair import (
 )
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
-from bisect_trt.steps.select_robust import bisect
+from bisect_trt.steps.select_robust import bisect, validated_set
 
 REDUCED = "reduced"
 """The end of the default folder of :func:`reduce`."""
@@ -214,14 +214,19 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         return result
 
 
-def _states(problem: Problem, context: Context, rules: Sequence[Rule] = ()) -> Iterator[RunState]:
+def _states(
+    problem: Problem,
+    context: Context,
+    rules: Sequence[Rule] = (),
+    first: frozenset[str] | None = None,
+) -> Iterator[RunState]:
     """The state after each step of a run, until its answer is validated.
 
-    The graph is repaired by ``rules``.
+    The graph is repaired by ``rules``. The pins ``first`` are the answer if they are validated.
     """
     state = RunState(problem)
     try:
-        for state in _search(problem, context, rules):
+        for state in _search(problem, context, rules, first):
             yield state
         state = replace(state, out_of_time=context.time.cut_short)
     except BudgetSpentError:
@@ -282,7 +287,7 @@ def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
     state = replace(state, weights=weights)
     yield state
     with open_beside(context, fitted_problem(problem, weights)) as inner:
-        *_, latest = _states(inner.problem, inner)
+        *_, latest = _states(inner.problem, inner, first=all_but_matrices(inner.problem))
         answered = Answered(latest, inner.run_statistics())
     yield replace(state, fitted=answered)
 
@@ -376,7 +381,12 @@ def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
     yield replace(state, engine=engine, settled=engine.diagnosis, validation=engine.validation)
 
 
-def _search(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterator[RunState]:
+def _search(
+    problem: Problem,
+    context: Context,
+    rules: Sequence[Rule],
+    first: frozenset[str] | None,
+) -> Iterator[RunState]:
     """The state after each step; ends early if one settles the run."""
     state = RunState(problem)
     # A held out input that the model cannot run would be found only after the search.
@@ -419,7 +429,8 @@ def _search(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterat
         yield state
     context.observer.step("bisect")
     context.tell_evaluations()
-    bisection = bisect(problem, context, baselines, triage, triage.limit)
+    bisection = None if first is None else validated_set(problem, context, triage, first)
+    bisection = bisection or bisect(problem, context, baselines, triage, triage.limit)
     state = replace(state, bisection=bisection)
     if bisection is not None:
         context.observer.best(len(bisection.pinned))

@@ -63,8 +63,8 @@ class Moments:
     for each block.
     """
 
-    def __init__(self, groups: int, width: int) -> None:
-        self.blocks = list(slices(width, WIDEST))
+    def __init__(self, groups: int, width: int, widest: int = WIDEST) -> None:
+        self.blocks = list(slices(width, widest))
         sizes = [(groups, b.stop - b.start, b.stop - b.start) for b in self.blocks]
         self.fitted = [np.zeros(size) for size in sizes]
         self.apart = [np.zeros(size) for size in sizes]

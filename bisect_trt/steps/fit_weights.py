@@ -80,8 +80,12 @@ def fit_weights(
     *,
     threads: int = 0,
     before_each: Callable[[], None] = lambda: None,
+    rows: int = ROWS,
+    moment_bytes: int = MOMENT_BYTES,
 ) -> FittedWeights:
     """``graph`` with each weight rounded so that its layer's outputs change least on ``samples``.
+
+    ``rows`` of a layer's input are used; moments take up to ``moment_bytes`` of memory.
 
     ``before_each`` is called before each inference. Layers whose input is not seen, or has fewer
     rows than are needed to keep some apart, keep the nearest rounding.
@@ -91,10 +95,12 @@ def fit_weights(
     """
     runner = EmulatedRunner(graph, precision, threads=threads)
     constants, found = dict[str, NDArray[np.float32]](), list[FittedLayer]()
-    for layers in _passes([_Layer(graph, layer) for layer in matrix_layers(graph, precision)]):
+    for layers in _passes(
+        [_Layer(graph, layer) for layer in matrix_layers(graph, precision)], moment_bytes
+    ):
         for number, sample in enumerate(samples):
             before_each()
-            _gather(runner, sample, number, layers, precision, -(-ROWS // len(samples)))
+            _gather(runner, sample, number, layers, precision, -(-rows // len(samples)))
         for layer in layers:
             row, chosen = layer.fitted(precision)
             found.append(row)
@@ -143,6 +149,12 @@ def fitted_problem(problem: Problem, weights: FittedWeights) -> Problem:
     whole = whole_of(problem, weights.graph)
     assert whole is not None, "the graph has the nodes that it had"
     return problem_on(problem, weights.graph, whole)
+
+
+def all_but_matrices(problem: Problem) -> frozenset[str]:
+    """The layers of ``problem`` that multiply no matrices: cheap to keep in FP32."""
+    matrices = {layer.name for layer in problem.graph.layers_at(Precision.TF32)}
+    return frozenset(problem.names) - matrices
 
 
 class _Layer:
@@ -209,11 +221,11 @@ def _db(signal: float, error: float) -> float:
     return 10.0 * math.log10(signal / error) if signal else -math.inf
 
 
-def _passes(layers: Sequence[_Layer]) -> Iterator[list[_Layer]]:
+def _passes(layers: Sequence[_Layer], moment_bytes: int) -> Iterator[list[_Layer]]:
     """``layers`` in groups whose moments are in memory together."""
     group, size = list[_Layer](), 0
     for layer in layers:
-        if group and size + layer.nbytes > MOMENT_BYTES:
+        if group and size + layer.nbytes > moment_bytes:
             yield group
             group, size = [], 0
         group.append(layer)

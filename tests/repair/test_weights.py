@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +22,7 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.rounding import STORAGE_DTYPE, rounded
 from bisect_trt.model.graph import Graph
 from bisect_trt.repair.matrices import from_matrices, matrix_layers, rows_of, to_matrices
-from bisect_trt.repair.weights import Moments, choose, neighbours
+from bisect_trt.repair.weights import WIDEST, Moments, choose, neighbours
 from bisect_trt.steps import fit_weights as step
 from bisect_trt.steps.fit_weights import FittedWeights, fit_weights
 from fixtures.build import GraphBuilder
@@ -201,10 +202,10 @@ def test_neighbours_enclose_and_are_next_to_each_other(
 # The choice
 
 
-def moments_of(rows: NDArray[Any], *, same: bool = True) -> Moments:
+def moments_of(rows: NDArray[Any], *, same: bool = True, widest: int = WIDEST) -> Moments:
     """The moments of rows (rows, K) or (rows, groups, K); ``same``: all of them judge too."""
     rows = rows if rows.ndim == 3 else rows[:, None]
-    found = Moments(*rows.shape[1:])
+    found = Moments(*rows.shape[1:], widest)
     found.add(rows.astype(np.float64))
     if same:
         found.apart = found.fitted
@@ -285,13 +286,12 @@ def test_groups_are_chosen_as_if_alone() -> None:
     np.testing.assert_array_equal(together.matrices, np.concatenate([c.matrices for c in alone]))
 
 
-def test_wide_layers_are_chosen_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_trt.repair.weights.WIDEST", 8)
+def test_wide_layers_are_chosen_in_blocks() -> None:
     rows, weight = correlated(0, 500, 20), normal(1, 1, 20, 3).astype(np.float64)
-    moments = moments_of(rows)
+    moments = moments_of(rows, widest=8)
     assert [len(block[0]) for block in moments.fitted] == [8, 8, 4]
     choice = choose(weight, moments, FP16)
-    first = choose(weight[:, :8], moments_of(rows[:, :8]), FP16)
+    first = choose(weight[:, :8], moments_of(rows[:, :8], widest=8), FP16)
     np.testing.assert_array_equal(choice.matrices[:, :8], first.matrices)
     assert choice.helps
 
@@ -437,12 +437,11 @@ def test_bf16_by_the_same_code() -> None:
     check_neighbours(graph, fitted, BF16)
 
 
-def test_the_same_choice_each_time_whatever_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_choice_each_time_whatever_the_passes() -> None:
     graph, samples = graph_of(convolutional()), samples_of((1, 6, 17, 17), 2)
-    monkeypatch.setattr(step, "ROWS", 40)  # rows are drawn
-    once, again = fit_weights(graph, samples, FP16), fit_weights(graph, samples, FP16)
-    monkeypatch.setattr(step, "MOMENT_BYTES", 1)  # each layer by itself
-    alone = fit_weights(graph, samples, FP16)
+    few = partial(fit_weights, graph, samples, FP16, rows=40)  # rows are drawn
+    once, again = few(), few()
+    alone = few(moment_bytes=1)  # each layer by itself
     assert once.layers == again.layers == alone.layers
     assert once.graph.proto == again.graph.proto == alone.graph.proto
 
