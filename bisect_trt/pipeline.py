@@ -44,6 +44,7 @@ from bisect_trt.steps.answer import (
     in_bf16,
     inputs_table,
     measure_bf16,
+    needs_no_layer,
     validation_of_answer,
     with_reproducibility,
     with_set_in_hand,
@@ -64,10 +65,12 @@ from bisect_trt.steps.engine_baselines import (
     unsupported_by_trial,
 )
 from bisect_trt.steps.failing_inputs import look_beyond
+from bisect_trt.steps.fit_weights import all_but_matrices, fitted_problem, fitted_weights
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import (
     Refused,
+    Repair,
     check_repairable,
     find_repair,
     repair_alone,
@@ -75,7 +78,7 @@ from bisect_trt.steps.repair import (
 )
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
-from bisect_trt.steps.select_robust import bisect
+from bisect_trt.steps.select_robust import bisect, validated_set
 
 REDUCED = "reduced"
 """The end of the default folder of :func:`reduce`."""
@@ -211,14 +214,19 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         return result
 
 
-def _states(problem: Problem, context: Context, rules: Sequence[Rule] = ()) -> Iterator[RunState]:
+def _states(
+    problem: Problem,
+    context: Context,
+    rules: Sequence[Rule] = (),
+    first: frozenset[str] | None = None,
+) -> Iterator[RunState]:
     """The state after each step of a run, until its answer is validated.
 
-    The graph is repaired by ``rules``.
+    The graph is repaired by ``rules``. The pins ``first`` are the answer if they are validated.
     """
     state = RunState(problem)
     try:
-        for state in _search(problem, context, rules):
+        for state in _search(problem, context, rules, first):
             yield state
         state = replace(state, out_of_time=context.time.cut_short)
     except BudgetSpentError:
@@ -262,6 +270,26 @@ def _repaired(state: RunState, context: Context, rules: Sequence[Rule]) -> Itera
         *_, latest = _states(inner.problem, inner)
         answered = Answered(latest, inner.run_statistics())
     yield replace(state, repaired=answered)
+
+
+def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
+    """The state with fitted weights, then with the answer on them, where layers are left."""
+    settings = state.problem.settings
+    if settings.weights != "fit" or settings.precision is not Precision.FP16:
+        return
+    if not context.opens_beside or needs_no_layer(state.repaired):
+        return
+    problem = state.problem
+    if isinstance(state.repair, Repair):
+        problem = repaired_problem(problem, state.repair)
+    context.observer.step("weights")
+    weights = fitted_weights(problem, context)
+    state = replace(state, weights=weights)
+    yield state
+    with open_beside(context, fitted_problem(problem, weights)) as inner:
+        *_, latest = _states(inner.problem, inner, first=all_but_matrices(inner.problem))
+        answered = Answered(latest, inner.run_statistics())
+    yield replace(state, fitted=answered)
 
 
 def _best_so_far(state: RunState, context: Context, seconds: float) -> Result | None:
@@ -353,7 +381,12 @@ def _measure(problem: Problem, context: Context) -> Iterator[RunState]:
     yield replace(state, engine=engine, settled=engine.diagnosis, validation=engine.validation)
 
 
-def _search(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterator[RunState]:
+def _search(
+    problem: Problem,
+    context: Context,
+    rules: Sequence[Rule],
+    first: frozenset[str] | None,
+) -> Iterator[RunState]:
     """The state after each step; ends early if one settles the run."""
     state = RunState(problem)
     # A held out input that the model cannot run would be found only after the search.
@@ -391,9 +424,13 @@ def _search(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterat
     for with_repair in _repaired(state, context, rules):
         state = with_repair
         yield state
+    for with_weights in _fitted(state, context):
+        state = with_weights
+        yield state
     context.observer.step("bisect")
     context.tell_evaluations()
-    bisection = bisect(problem, context, baselines, triage, triage.limit)
+    bisection = None if first is None else validated_set(problem, context, triage, first)
+    bisection = bisection or bisect(problem, context, baselines, triage, triage.limit)
     state = replace(state, bisection=bisection)
     if bisection is not None:
         context.observer.best(len(bisection.pinned))

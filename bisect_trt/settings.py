@@ -306,6 +306,13 @@ class Settings:
         metavar="RULES",
         commands=_RUN | _REPAIR,
     )
+    weights: str = option(
+        "nearest",
+        "--weights",
+        "How weights are rounded: fit chooses for each of two neighbours so that errors cancel.",
+        choices=("nearest", "fit"),
+        commands=_RUN,
+    )
     trt_module: str | None = option(
         None,
         "--trt-module",

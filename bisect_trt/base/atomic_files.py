@@ -127,6 +127,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 RUN = "run.json"
 TYPED_MODEL = "model.typed.onnx"
 REPAIRED_MODEL = "model.repaired.onnx"
+FITTED_MODEL = "model.fitted.onnx"
 REPAIR = "repair.json"
 PLAN = "plan.json"
 
@@ -146,6 +147,8 @@ RESULT_FILES = (
     f"{TYPED_MODEL}.data",
     REPAIRED_MODEL,
     f"{REPAIRED_MODEL}.data",
+    FITTED_MODEL,
+    f"{FITTED_MODEL}.data",
     "report.html",
     "report.md",
     "junit.xml",

@@ -11,7 +11,8 @@ from typing import Any
 from bisect_trt.base.outcomes import Validation, ValidationVerdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 
-AS_IS, REPAIRED, PLAN, BF16, FP32 = "as it is", "repaired", "plan", "BF16", "FP32"
+AS_IS, REPAIRED, FITTED = "as it is", "repaired", "weights fitted"
+PLAN, BF16, FP32 = "plan", "BF16", "FP32"
 """Names of the rows."""
 
 
@@ -36,7 +37,8 @@ class Choice:
     """One row.
 
     ``plan`` is for the judged part of the ``repaired`` or the original graph, ``pinned`` its layers
-    in FP32 in network order. ``worst_score`` is that on the given inputs.
+    in FP32 in network order. ``worst_score`` is that on the given inputs. ``fitted`` says that its
+    weights are rounded to fit.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Choice:
     worst_score: float
     passes: Passes
     recommended: bool = False
+    fitted: bool = False
 
     def in_words(self, rules: Sequence[str]) -> str:
         """The row's name, such as "repaired (fold-bn)"; ``rules`` are those of the repair."""
@@ -57,6 +60,7 @@ class Choice:
             "name": self.name,
             "precision": self.plan.base.value,
             "graph": "repaired" if self.repaired else "original",
+            "weights": "fit" if self.fitted else "nearest",
             "pinned": list(self.pinned),
             "kept_fp32": len(self.pinned),
             "worst_score": self.worst_score,
@@ -84,6 +88,7 @@ def choice_from_json(data: Mapping[str, Any]) -> Choice:
         worst_score=math.nan if score is None else float(score),
         passes=Passes(data["passes"]),
         recommended=bool(data["recommended"]),
+        fitted=data["weights"] == "fit",
     )
 
 

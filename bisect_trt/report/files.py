@@ -17,6 +17,7 @@ import onnx
 import pandas as pd
 
 from bisect_trt.base.atomic_files import (
+    FITTED_MODEL,
     OLDER_FILES,
     PLAN,
     REPAIR,
@@ -32,9 +33,11 @@ from bisect_trt.base.atomic_files import (
     sweep,
 )
 from bisect_trt.base.errors import BadInputError, not_written
+from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.model.load import digest_of
 from bisect_trt.model.save import save_model
 from bisect_trt.model.typed import to_typed
+from bisect_trt.report.choices import Choice, recommended
 from bisect_trt.report.columns import TABLES, to_csv
 from bisect_trt.report.html import as_html
 from bisect_trt.report.junit import as_junit, verification_as_junit
@@ -42,6 +45,8 @@ from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.record import Record
 from bisect_trt.report.repairs import Repaired, repaired_model
 from bisect_trt.steps.answer import RunState
+from bisect_trt.steps.fit_weights import fitted_problem
+from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.repair import Repair, repaired_problem
 from bisect_trt.steps.verify import Verification
 
@@ -123,18 +128,29 @@ def write_report(result: Record, state: RunState) -> None:
     tables = {name: getattr(result, name) for name in ("layers", "outputs", "search", "pins")}
     sometimes = {"engines": result.cost, "inputs": result.inputs, "tradeoff": result.tradeoff}
     tables |= {name: table for name, table in sometimes.items() if len(table)}
-    problem, repaired = state.problem, state.problem
+    problem = repaired = fitted = state.problem
     models: dict[str, onnx.ModelProto] = {}
     if isinstance(state.repair, Repair):
         models[REPAIRED_MODEL] = repaired_model(state.repair, result.repair, problem)
-        repaired = repaired_problem(problem, state.repair)
-    shipped = repaired if result.is_repaired else problem
-    plan = shipped.plan_of_whole(result.plan)
+        repaired = fitted = repaired_problem(problem, state.repair)
+    if state.weights is not None:
+        fitted = fitted_problem(repaired, state.weights)
+        models[FITTED_MODEL] = fitted.whole.proto
+
+    def whole(plan: PrecisionPlan, choice: Choice | None) -> tuple[Problem, PrecisionPlan]:
+        """The model of a choice, and its plan for the whole of that."""
+        of = problem
+        if choice is not None and (choice.repaired or choice.fitted):
+            of = fitted if choice.fitted else repaired
+        return of, of.plan_of_whole(plan)
+
+    shipped, plan = whole(result.plan, recommended(result.choices))
     models[TYPED_MODEL] = to_typed(shipped.whole, plan)
-    wholes = [(repaired if c.repaired else problem).plan_of_whole(c.plan) for c in result.choices]
+    wholes = [whole(choice.plan, choice)[1] for choice in result.choices]
 
     def plan_json(draft: Path) -> str:
-        return result.plan_json(plan, _digest(draft / REPAIRED_MODEL), wholes) + "\n"
+        digests = _digest(draft / REPAIRED_MODEL), _digest(draft / FITTED_MODEL)
+        return result.plan_json(plan, *digests, wholes) + "\n"
 
     texts: dict[str, Content] = {**_csv_files(tables), **_documents(result), PLAN: plan_json}
     write_files(result.folder, {**models, **texts, RUN: to_json(result.as_json()) + "\n"})

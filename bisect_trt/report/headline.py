@@ -191,7 +191,12 @@ def _answer(result: Record) -> str:
         where, refuted = where or " on the given inputs", f", but {_REFUTED}"
     if result.cause is not Cause.NONE:
         kept = _kept(result)
-        if result.is_repaired:
+        if result.is_fitted:
+            kept = f"Round the weights to fit and {kept[0].lower()}{kept[1:]}"
+            if not result.pinned:
+                none = "Round the weights to fit: no layer needs FP32"
+                return f"{none} and the requirement is met{where}{refuted}."
+        elif result.is_repaired:
             rules = ", ".join(result.repair.rules)
             kept = f"Repair the graph ({rules}) and {kept[0].lower()}{kept[1:]}"
             if not result.pinned:

@@ -27,6 +27,7 @@ from bisect_trt.report.columns import names_in
 from bisect_trt.report.headline import files_line, headline, next_step, not_covered
 from bisect_trt.report.record import Record
 from bisect_trt.report.repairs import proof_sentence, refusal_lines
+from bisect_trt.report.weights import weights_table
 from bisect_trt.settings import options
 
 SHOWN_ROWS = 300
@@ -188,6 +189,7 @@ def as_html(result: Record) -> str:
             sources=text.sources(result.layers),
             proved=bool(result.pins["proved"].any()),
             cost=_table(result.cost, tables.COST_COLUMNS),
+            weights=_whole(weights_table(result.weights)),
             repairs=_whole(tables.repairs_table(result.repair)),
             repair_lines=[
                 *([proof_sentence(result.repair.proof)] if result.repair.proof else []),

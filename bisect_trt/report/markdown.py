@@ -26,6 +26,7 @@ from bisect_trt.report.text import (
     scores_in_words,
     search_sentences,
 )
+from bisect_trt.report.weights import weights_table
 
 SHOWN_ROWS = 100
 """Rows of a table: a comment on GitHub holds 65,536 characters."""
@@ -70,6 +71,9 @@ def _detail_lines(result: Record) -> Iterator[str]:
             yield f"- {markdown(proof_sentence(result.repair.proof))}"
         for line in refusal_lines(result.repair)[:SHOWN_ROWS]:
             yield f"- {markdown(line)}"
+    if result.weights.sentence:
+        yield from ("", "## Weights rounded to fit", "", markdown(result.weights.sentence), "")
+        yield from table_lines(weights_table(result.weights), more="run.json")
     yield from ("", "## Pinned layers", "")
     for sentence in search_sentences(result):
         yield f"- {markdown(sentence)}"

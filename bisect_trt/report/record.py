@@ -38,6 +38,7 @@ from bisect_trt.metrics.scales import Scale
 from bisect_trt.report.choices import Choice, choice_from_json, recommended
 from bisect_trt.report.columns import TABLES, from_csv
 from bisect_trt.report.repairs import RepairFacts, facts_from_json
+from bisect_trt.report.weights import WeightFacts, weights_from_json
 
 FORMAT = 2
 """Version of run.json, raised where readers of the last one would go wrong."""
@@ -131,6 +132,7 @@ class Record:
         judged: tensors of ``--outputs``, for plan.json.
         choices: the rows that a user chooses among, one of them recommended.
         repair: the edits of the graph, their proof and what was refused.
+        weights: the layers whose weights were rounded to fit.
     """
 
     model: str
@@ -180,11 +182,18 @@ class Record:
     judged: Sequence[str] = ()
     choices: Sequence[Choice] = ()
     repair: RepairFacts = field(default_factory=RepairFacts)
+    weights: WeightFacts = field(default_factory=WeightFacts)
 
     @property
     def pinned(self) -> list[str]:
         """The pinned layers in network order."""
         return [str(name) for name in self.pins["layer"]] if len(self.pins) else []
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the plan is for weights rounded to fit."""
+        chosen = recommended(self.choices)
+        return chosen is not None and chosen.fitted
 
     @property
     def is_repaired(self) -> bool:
@@ -216,14 +225,23 @@ class Record:
         self,
         whole: PrecisionPlan | None = None,
         repaired_digest: str = "",
+        fitted_digest: str = "",
         wholes: Sequence[PrecisionPlan] = (),
     ) -> str:
         """The content of plan.json: the plan, its requirements and the searched inputs.
 
         ``whole`` and ``wholes`` are the plans of the answer and of each choice for the whole model,
-        ``repaired_digest`` is the SHA-256 of model.repaired.onnx.
+        ``repaired_digest`` and ``fitted_digest`` are the SHA-256 of model.repaired.onnx and of
+        model.fitted.onnx.
         """
         document = json.loads((whole or self.plan).to_json())
+        if fitted_digest:
+            document |= {
+                "weights": "fit" if self.is_fitted else "nearest",
+                "weights_fitted_on": list(self.weights.samples),
+                "model_sha256": self.model_digest,
+                "fitted_sha256": fitted_digest,
+            }
         if repaired_digest:
             document |= {
                 "graph": "repaired" if self.is_repaired else "original",
@@ -236,6 +254,7 @@ class Record:
                     "name": choice.name,
                     "precision": plan.base.value,
                     "graph": "repaired" if choice.repaired else "original",
+                    "weights": "fit" if choice.fitted else "nearest",
                     "pinned": sorted(plan.pinned),
                 }
                 for choice, plan in zip(self.choices, wholes, strict=True)
@@ -287,6 +306,7 @@ class Record:
             "verdict": word_of(self.validation),
             "choices": [choice.as_json() for choice in self.choices],
             **self.repair.as_json(),
+            "weights": self.weights.as_json(),
             "validation_settings": self._validation_settings(),
             "ranked": self.ranked,
             "evaluations": dict(self.evaluations),
@@ -456,6 +476,7 @@ def _record(data: Json, folder: Path) -> Record:
         threads=int(data["machine"]["threads"]),
         choices=[choice_from_json(row) for row in data["choices"]],
         repair=facts_from_json(data),
+        weights=weights_from_json(data["weights"]),
     )
 
 

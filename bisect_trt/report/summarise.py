@@ -22,7 +22,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.model.inputs import dynamic_inputs
 from bisect_trt.model.patterns import find_patterns
-from bisect_trt.report.choices import AS_IS, BF16, FP32, PLAN, REPAIRED, Choice, Passes
+from bisect_trt.report.choices import AS_IS, BF16, FITTED, FP32, PLAN, REPAIRED, Choice, Passes
 from bisect_trt.report.headline import answer_lines, files_line
 from bisect_trt.report.html import as_fragment
 from bisect_trt.report.markdown import answer_as_markdown
@@ -39,10 +39,12 @@ from bisect_trt.report.tables import (
     search_table,
 )
 from bisect_trt.report.text import judged_by
+from bisect_trt.report.weights import weights_of
 from bisect_trt.search.find import count_violations, information_bound, ranking_auc, regime_of
 from bisect_trt.settings import as_command, as_word
 from bisect_trt.steps.answer import RunState, best_so_far
 from bisect_trt.steps.context import RunStatistics
+from bisect_trt.steps.repair import Repair
 from bisect_trt.steps.select_fitted import Bisection
 from bisect_trt.steps.sensitivity import suspicion_of
 from bisect_trt.version import __version__
@@ -281,24 +283,28 @@ def _result(
 
 
 def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -> Result:
-    """The better of the answers on the original and the repaired graph, beside the choices."""
+    """The best of the answers on the graph as it is, repaired, and with fitted weights."""
     facts = RepairFacts() if state.repair is None else facts_of(state.repair, state.problem)
-    own = replace(own, repair=facts)
-    theirs = None
-    if state.repaired is not None:
-        repaired = state.repaired
-        theirs = _of_graph(repaired.state, repaired.run_statistics, own.seconds)
-    better = theirs is not None and _is_of_use(theirs) and _rank(theirs) > _rank(own)
-    choices = choices_of(state, own, theirs)
-    if theirs is None or not better:
-        return replace(own, choices=_recommending(choices, own, repaired=False))
-    return replace(_on_repaired(own, theirs), choices=_recommending(choices, theirs, repaired=True))
+    own = replace(own, repair=facts, weights=weights_of(state.weights))
+    others = {}
+    for name, answered in ((REPAIRED, state.repaired), (FITTED, state.fitted)):
+        if answered is not None:
+            others[name] = _of_graph(answered.state, answered.run_statistics, own.seconds)
+    choices = choices_of(state, own, others)
+    # Of equal answers the one that changes less: the original, then the repaired graph.
+    useful = [name for name, found in others.items() if _is_of_use(found)]
+    name = max(useful, key=lambda name: _rank(others[name]), default="")
+    if not name or _rank(others[name]) <= _rank(own):
+        return replace(own, choices=_recommending(choices, own))
+    rows = [replace(choice, recommended=choice.name == name) for choice in choices]
+    return replace(_on_other(own, others[name], name), choices=rows)
 
 
-def _is_of_use(repaired: Result) -> bool:
-    """Whether the answer on the repaired graph is met with some layer reduced."""
-    all_fp32 = len(repaired.pinned) == repaired.layer_count
-    return repaired.passed and repaired.plan.base is not Precision.FP32 and not all_fp32
+def _is_of_use(result: Result) -> bool:
+    """Whether the answer on another graph is met with some layer reduced."""
+    all_fp32 = len(result.pinned) == result.layer_count
+    met = result.exit_code == EXIT_OK
+    return met and result.plan.base is not Precision.FP32 and not all_fp32
 
 
 def _rank(result: Result) -> tuple[bool, int, int]:
@@ -311,8 +317,8 @@ def _rank(result: Result) -> tuple[bool, int, int]:
     return met, order.index(word) if word is not None else -1, -kept
 
 
-def choices_of(state: RunState, own: Result, theirs: Result | None) -> list[Choice]:
-    """The rows that there are, none of them recommended yet."""
+def choices_of(state: RunState, own: Result, others: Mapping[str, Result]) -> list[Choice]:
+    """The rows that there are, none of them recommended yet; ``others`` by their names."""
     judge, base = state.engine or state.baselines, state.base.with_pins(())
     if judge is None:
         return []
@@ -322,8 +328,10 @@ def choices_of(state: RunState, own: Result, theirs: Result | None) -> list[Choi
     rows = [_choice(AS_IS, base, names, own.base_score, passes)]
     if is_base:
         rows = [_choice_of(AS_IS, own, names)]
-    if theirs is not None:
-        rows.append(replace(_choice_of(REPAIRED, theirs, theirs.pinned), repaired=True))
+    for name, other in others.items():
+        row = _choice_of(name, other, other.pinned)
+        is_repaired = isinstance(state.repair, Repair)
+        rows.append(replace(row, repaired=is_repaired, fitted=name == FITTED))
     all_fp32 = own.plan.base is Precision.FP32 or len(own.pinned) == len(names)
     if own.passed and not is_base and not all_fp32:
         rows.append(_choice_of(PLAN, own, names))
@@ -352,28 +360,25 @@ def _choice_of(name: str, result: Result, names: Sequence[str]) -> Choice:
     return _choice(name, result.plan, names, result.score, passes)
 
 
-def _recommending(choices: Sequence[Choice], answer: Result, *, repaired: bool) -> list[Choice]:
-    """``choices`` with the row of ``answer`` recommended, if that is met."""
-    if answer.exit_code != EXIT_OK:
+def _recommending(choices: Sequence[Choice], own: Result) -> list[Choice]:
+    """``choices`` with the row of the answer on the original recommended, if that is met."""
+    if own.exit_code != EXIT_OK:
         return list(choices)
-    name = FP32
-    for choice in choices:
-        if choice.repaired == repaired and choice.plan == answer.plan:
-            name = choice.name
-            break
+    originals = [c for c in choices if c.name in (AS_IS, PLAN) and c.plan == own.plan]
+    name = originals[0].name if originals else FP32
     return [replace(choice, recommended=choice.name == name) for choice in choices]
 
 
-def _on_repaired(own: Result, theirs: Result) -> Result:
-    """The answer on the repaired graph, with what the run says of the original."""
+def _on_other(own: Result, theirs: Result, label: str) -> Result:
+    """The answer on another graph, with what the run says of the original."""
     outputs = theirs.outputs
     if len(outputs):  # the budget may have ended the run before its baselines
-        outputs = outputs.assign(baseline="repaired " + outputs["baseline"])
+        outputs = outputs.assign(baseline=f"{label} " + outputs["baseline"])
     by_requirement = theirs.by_requirement.copy()
     if len(own.by_requirement) == len(by_requirement):
         pairs = zip(own.by_requirement["baselines"], by_requirement["baselines"], strict=True)
         by_requirement["baselines"] = pd.Series(
-            [mine | {f"repaired {name}": new[name] for name in new} for mine, new in pairs],
+            [mine | {f"{label} {name}": new[name] for name in new} for mine, new in pairs],
             dtype=object,
         )
         by_requirement["reduced_score"] = list(own.by_requirement["reduced_score"])
@@ -397,6 +402,7 @@ def _on_repaired(own: Result, theirs: Result) -> Result:
         model_digest=own.model_digest,
         searched=own.searched,
         repair=own.repair,
+        weights=own.weights,
     )
 
 

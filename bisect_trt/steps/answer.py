@@ -31,6 +31,7 @@ from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.engine_diagnosis import not_reproducible, over_processes, runs_of
 from bisect_trt.steps.failing_inputs import UnseenInputs
+from bisect_trt.steps.fit_weights import FittedWeights
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.repair import Refused, Repair
 from bisect_trt.steps.search_set import all_in_fp32
@@ -67,6 +68,7 @@ class RunState:
 
     ``settled``: the diagnosis that ended the run early.
     ``repair``: what the graph's repair came to; ``repaired``: the answer on the repaired graph.
+    ``weights``: weights rounded to fit; ``fitted``: the answer with them.
     ``inputs``: a row for each input; ``tradeoff``: a row for each number of pins.
     ``reproducibility``: that of the answer's engine.
     ``not_reproducible``: the diagnosis where that takes the answer back.
@@ -80,6 +82,8 @@ class RunState:
     triage: Triage | None = None
     repair: Repair | Refused | None = None
     repaired: Answered | None = None
+    weights: FittedWeights | None = None
+    fitted: Answered | None = None
     bf16: InBF16 | None = None
     bisection: Bisection | None = None
     judgement: Judgement | None = None
@@ -376,6 +380,14 @@ def plan_of_answer(state: RunState, context: Context) -> PrecisionPlan | None:
     if state.settled.cause is Cause.TF32 and judge.fp32.verdict.passed:
         return PrecisionPlan(Precision.FP32)
     return None
+
+
+def needs_no_layer(answered: Answered | None) -> bool:
+    """Whether everything reduced meets the requirement, on other inputs too."""
+    if answered is None:
+        return False
+    settled = answered.state.settled
+    return settled is not None and settled.cause is Cause.NONE
 
 
 def in_bf16(problem: Problem) -> Problem:

@@ -192,7 +192,7 @@ def problem_on(problem: Problem, graph: Graph, whole: Graph) -> Problem:
     digest = content_key(problem.model.digest, proto_digest(graph.proto))
     return replace(
         problem,
-        settings=replace(settings, repair="none"),
+        settings=replace(settings, repair="none", weights="nearest"),
         model=replace(problem.model, proto=whole.proto, digest=digest, written_out=False),
         graph=graph,
         whole=whole,

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from bisect_trt.base.atomic_files import REPAIRED_MODEL
+from bisect_trt.base.atomic_files import FITTED_MODEL, REPAIRED_MODEL
 from bisect_trt.base.display import counted
 from bisect_trt.base.errors import BadInputError, one_line
 from bisect_trt.base.outcomes import Finding
@@ -86,6 +86,14 @@ def _named(flag: str, texts: Sequence[str], layers: Sequence[Layer]) -> frozense
 
 
 @dataclass(frozen=True)
+class Form:
+    """What was done to the model that a plan is for."""
+
+    repaired: bool = False
+    fitted: bool = False
+
+
+@dataclass(frozen=True)
 class SavedPlan:
     """A plan.json: the plan and what it was found for.
 
@@ -93,9 +101,9 @@ class SavedPlan:
     ``fitted`` says that the search used the given inputs alone. ``inputs`` are the digests of the
     search's inputs, and ``chance`` seeded its copies. ``scales`` are the outputs' scales in the
     default requirement. ``outputs`` are the tensors that were judged instead of the model's
-    outputs. ``repaired`` says that the plan is for model.repaired.onnx, whose SHA-256 is
-    ``repaired_sha256``; that of the original is ``model_sha256``. ``rewritten`` are layers that
-    0.4.0's ``--rewrite`` made.
+    outputs. ``form`` says of which model the plan is: the original, model.repaired.onnx or
+    model.fitted.onnx, whose SHA-256 are ``model_sha256``, ``repaired_sha256``, ``fitted_sha256``.
+    ``rewritten`` are layers that 0.4.0's ``--rewrite`` made.
     """
 
     plan: PrecisionPlan
@@ -110,10 +118,11 @@ class SavedPlan:
     chance: str = ""
     scales: Mapping[str, Scale] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
-    repaired: bool = False
+    form: Form = Form()
     model_sha256: str = ""
     repaired_sha256: str = ""
-    choices: Mapping[str, tuple[PrecisionPlan, bool]] = field(default_factory=dict)
+    fitted_sha256: str = ""
+    choices: Mapping[str, tuple[PrecisionPlan, Form]] = field(default_factory=dict)
 
     @property
     def searched(self) -> Precision:
@@ -135,39 +144,48 @@ class SavedPlan:
         graph.check_plan(self.plan)
 
     def source_of(self, model: str | Path | onnx.ModelProto) -> SourceModel:
-        """The model that the plan is for: ``model``, or its repaired form beside the plan.
+        """The model that the plan is for: ``model``, or another form of it beside the plan.
 
         Raises:
             BadInputError: it cannot be read, or is another one.
         """
         source = load_source(model)
-        path = self._repaired_form(source.model.digest, source.model.name)
+        path = self._form_beside(source.model.digest, source.model.name)
         if path is None:
             return source
         source = load_source(path)
-        if source.model.digest != self.repaired_sha256:
+        if source.model.digest != self._wanted[0]:
             raise BadInputError(f"{path}: has changed since {self.path} was written; run again")
         return source
 
-    def _repaired_form(self, digest: str, name: str) -> Path | None:
-        """The repaired model beside the plan, where the model with ``digest`` is its original.
+    @property
+    def _wanted(self) -> tuple[str, str]:
+        """The SHA-256 and the name of the model that the plan is for; empty for the original."""
+        if self.form.fitted:
+            return self.fitted_sha256, FITTED_MODEL
+        return (self.repaired_sha256, REPAIRED_MODEL) if self.form.repaired else ("", "")
+
+    def _form_beside(self, digest: str, name: str) -> Path | None:
+        """The model beside the plan, where the one with ``digest`` is an earlier form of it.
 
         None where the plan is for the model itself.
         """
-        if not self.repaired:
-            if digest and digest == self.repaired_sha256:
+        wanted, file = self._wanted
+        if not file:
+            if digest and digest in (self.repaired_sha256, self.fitted_sha256):
                 raise BadInputError(
                     f"{name}: {self.path} is for the model as it was before its repair; use that"
                 )
             return None
-        if digest == self.repaired_sha256:
+        if digest == wanted:
             return None
-        if digest != self.model_sha256:
+        earlier = {self.model_sha256, self.repaired_sha256 if self.form.fitted else ""} - {""}
+        if digest not in earlier:
             raise BadInputError(
                 f"{name}: {self.path} is for a repaired model, and this is neither that nor its "
-                f"original; use {REPAIRED_MODEL} of the run's folder, or run again"
+                f"original; use {file} of the run's folder, or run again"
             )
-        path = self.path.with_name(REPAIRED_MODEL)
+        path = self.path.with_name(file)
         if not path.is_file():
             raise BadInputError(
                 f"{name}: {self.path} is for its repaired form, and {path} is not there; copy it "
@@ -183,9 +201,9 @@ class SavedPlan:
         """
         wanted = name.casefold().replace("-", " ").replace("_", " ").strip()
         wanted = _SHORT.get(wanted, wanted)
-        for known, (plan, repaired) in self.choices.items():
+        for known, (plan, form) in self.choices.items():
             if known.casefold() == wanted:
-                return replace(self, plan=plan, repaired=repaired)
+                return replace(self, plan=plan, form=form)
         rows = ", ".join(self.choices)
         has = f"it has {rows}" if rows else "it has none; run again"
         raise BadInputError(f"--choice {name}: {self.path} has no such row; {has}")
@@ -227,9 +245,10 @@ def read_plan(path: Path) -> SavedPlan:
             chance=searched.get("chance", ""),
             scales=_scales(data),
             outputs=_texts("outputs", data),
-            repaired=_is_repaired(data.get("graph", "original")),
+            form=_form(data),
             model_sha256=_text("model_sha256", data),
             repaired_sha256=_text("repaired_sha256", data),
+            fitted_sha256=_text("fitted_sha256", data),
             choices=_choices(data),
         )
     except TypeError as error:
@@ -255,12 +274,12 @@ def _scales(data: Mapping[str, Any]) -> dict[str, Scale]:
         raise TypeError("'scales' must say what each output is held to") from error
 
 
-def _choices(data: Mapping[str, Any]) -> dict[str, tuple[PrecisionPlan, bool]]:
+def _choices(data: Mapping[str, Any]) -> dict[str, tuple[PrecisionPlan, Form]]:
     try:
         return {
             row["name"].strip(): (
                 PrecisionPlan(Precision(row["precision"]), frozenset(_listed("pinned", row))),
-                _is_repaired(row["graph"]),
+                _form(row),
             )
             for row in data.get("choices", [])
         }
@@ -268,10 +287,11 @@ def _choices(data: Mapping[str, Any]) -> dict[str, tuple[PrecisionPlan, bool]]:
         raise TypeError("'choices' must be rows with a plan each") from error
 
 
-def _is_repaired(graph: Any) -> bool:
-    if graph not in ("original", "repaired"):
-        raise TypeError("'graph' must be original or repaired")
-    return bool(graph == "repaired")
+def _form(data: Mapping[str, Any]) -> Form:
+    graph, weights = data.get("graph", "original"), data.get("weights", "nearest")
+    if graph not in ("original", "repaired") or weights not in ("nearest", "fit"):
+        raise TypeError("'graph' must be original or repaired, and 'weights' nearest or fit")
+    return Form(graph == "repaired", weights == "fit")
 
 
 def _text(key: str, data: Mapping[str, Any]) -> str:
@@ -306,7 +326,7 @@ def begun_at(
     usable = pinned.intersection(names)
     absent = sorted(pinned - usable)
     # The pins of a repaired graph need not be layers of the original, where the search begins.
-    if absent and not usable and not older.repaired:
+    if absent and not usable and older.form == Form():
         raise BadInputError(
             f"--start-from {path}: pins {absent[0]!r}, and none of its pins is a layer that is "
             "searched here; leave the option out"

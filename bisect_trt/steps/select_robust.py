@@ -51,6 +51,22 @@ def bisect(
     return FittedSearch(problem, context, triage.base, limit, suspicion, sensitivity).run()
 
 
+def validated_set(
+    problem: Problem, context: Context, triage: Triage, pins: frozenset[str]
+) -> Bisection | None:
+    """``pins`` as an answer; None where a given or a new input refuses them."""
+    if triage.unseen is None:
+        return None
+    plan = triage.base.with_pins(pins)
+    judges = (context.evaluator, context.second)
+    if not all(judge.evaluate(plan).verdict.passed for judge in judges):
+        return None
+    refusal, validation = validate_next(problem, context, plan)
+    if refusal is not None:
+        return None
+    return Bisection(pins, {}, triage.limit, complete=False, validation=validation, ranked=True)
+
+
 def _robust_set(
     problem: Problem,
     context: Context,

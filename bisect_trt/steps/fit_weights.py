@@ -1,0 +1,275 @@
+"""Chooses the roundings of a network's weights on samples, a layer at a time."""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from bisect_trt.base.plan import Precision
+from bisect_trt.base.sample import Sample, evenly
+from bisect_trt.model.graph import Graph
+from bisect_trt.repair.matrices import (
+    Matrices,
+    MatrixLayer,
+    from_matrices,
+    matrix_layers,
+    rows_of,
+    to_matrices,
+)
+from bisect_trt.repair.weights import Choice, Moments, choose
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.repair import problem_on, whole_of
+from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
+
+SAMPLES = 8
+"""Inputs of each kind, given, perturbed and augmented, on which weights are chosen."""
+
+ROWS = 16_384
+"""Rows of a layer's input that are used, of all samples together."""
+
+MOMENT_BYTES = 256 << 20
+"""Memory for the moments of the layers that are fitted in one pass over the samples."""
+
+
+@dataclass(frozen=True)
+class FittedLayer:
+    """What choosing did to a layer; SNRs are of its outputs on rows that were kept apart.
+
+    ``moved`` is the share of weights that took the farther neighbour. ``kept`` says whether the
+    chosen weights are kept, which they are where the SNR rises.
+    """
+
+    layer: str
+    weight: str
+    bias: str
+    moved: float
+    snr_before: float
+    snr_after: float
+    kept: bool
+
+
+@dataclass(frozen=True)
+class FittedWeights:
+    """The graph with chosen weights, FP32 numbers that the precision has too.
+
+    ``constants`` are the chosen ones by name, ``layers`` what was tried. ``samples`` are the
+    digests of the inputs that they were chosen on.
+    """
+
+    graph: Graph
+    constants: Mapping[str, NDArray[np.float32]] = field(repr=False)
+    layers: tuple[FittedLayer, ...]
+    samples: tuple[str, ...] = ()
+
+
+def fit_weights(
+    graph: Graph,
+    samples: Sequence[Sample],
+    precision: Precision,
+    *,
+    threads: int = 0,
+    before_each: Callable[[], None] = lambda: None,
+    rows: int = ROWS,
+    moment_bytes: int = MOMENT_BYTES,
+) -> FittedWeights:
+    """``graph`` with each weight rounded so that its layer's outputs change least on ``samples``.
+
+    ``rows`` of a layer's input are used; moments take up to ``moment_bytes`` of memory.
+
+    ``before_each`` is called before each inference. Layers whose input is not seen, or has fewer
+    rows than are needed to keep some apart, keep the nearest rounding.
+
+    Raises:
+        RunnerFailedError: the graph cannot be run on a sample.
+    """
+    runner = EmulatedRunner(graph, precision, threads=threads)
+    constants, found = dict[str, NDArray[np.float32]](), list[FittedLayer]()
+    for layers in _passes(
+        [_Layer(graph, layer) for layer in matrix_layers(graph, precision)], moment_bytes
+    ):
+        for number, sample in enumerate(samples):
+            before_each()
+            _gather(runner, sample, number, layers, precision, -(-rows // len(samples)))
+        for layer in layers:
+            row, chosen = layer.fitted(precision)
+            found.append(row)
+            constants |= chosen
+    return FittedWeights(with_constants(graph, constants), constants, tuple(found))
+
+
+def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
+    """The weights of ``problem`` chosen on the search's inputs: given, perturbed, augmented.
+
+    What was chosen in an earlier run is not chosen again.
+    """
+    samples = [
+        *evenly(problem.samples, SAMPLES),
+        *perturbs(problem, context, SEARCH_STREAM, SAMPLES, emulated=True),
+        *augmented(problem, context, SEARCH_STREAM, SAMPLES),
+    ]
+    precision, threads = problem.settings.precision, problem.settings.threads or 0
+    graph, check = problem.graph, context.time.check
+
+    def chosen() -> list[Any]:
+        found = fit_weights(graph, samples, precision, threads=threads, before_each=check)
+        constants = {name: _packed(values) for name, values in found.constants.items()}
+        return [constants, [astuple(row) for row in found.layers]]
+
+    key = [problem.model.digest, precision.value, *(sample.digest for sample in samples)]
+    packed, rows = context.recalled("weights", key, chosen)
+    shapes = {name: graph.constants[name].shape for name in packed}
+    constants = {name: _unpacked(text, shapes[name]) for name, text in packed.items()}
+    digests = tuple(sample.digest for sample in samples)
+    layers = tuple(FittedLayer(*row) for row in rows)
+    return FittedWeights(with_constants(graph, constants), constants, layers, digests)
+
+
+def _packed(values: NDArray[np.float32]) -> str:
+    return base64.b64encode(zlib.compress(values.astype(np.float16).tobytes(), 1)).decode()
+
+
+def _unpacked(text: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    stored = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.float16)
+    return stored.reshape(shape).astype(np.float32)
+
+
+def fitted_problem(problem: Problem, weights: FittedWeights) -> Problem:
+    """``problem`` with the chosen weights; the original stays the reference."""
+    whole = whole_of(problem, weights.graph)
+    assert whole is not None, "the graph has the nodes that it had"
+    return problem_on(problem, weights.graph, whole)
+
+
+def all_but_matrices(problem: Problem) -> frozenset[str]:
+    """The layers of ``problem`` that multiply no matrices: cheap to keep in FP32."""
+    matrices = {layer.name for layer in problem.graph.layers_at(Precision.TF32)}
+    return frozenset(problem.names) - matrices
+
+
+class _Layer:
+    """A layer while it is fitted."""
+
+    def __init__(self, graph: Graph, layer: MatrixLayer) -> None:
+        self.layer, self._constants = layer, graph.constants
+        self.shape = self._constants[layer.weight].shape
+        groups, width, _ = self._matrices().shape
+        self._moments: Moments | None = None
+        self.groups, self.width = groups, width
+        self.nbytes = Moments.nbytes(groups, width)
+
+    def _matrices(self) -> Matrices:
+        """The weight as matrices, with the bias as their first row."""
+        layer = self.layer
+        weight = to_matrices(layer.node, layer.slot, self._constants[layer.weight])
+        if layer.bias:
+            bias = self._constants[layer.bias].reshape(weight.shape[0], 1, -1)
+            weight = np.concatenate([bias, weight], axis=1)
+        return weight.astype(np.float64)
+
+    def add(self, values: NDArray[np.float32], limit: int, random: np.random.Generator) -> None:
+        if self._moments is None:
+            self._moments = Moments(self.groups, self.width)
+        for rows in rows_of(self.layer, self.shape, values, limit, random):
+            self._moments.add(rows)
+
+    def fitted(self, precision: Precision) -> tuple[FittedLayer, dict[str, NDArray[np.float32]]]:
+        """What choosing did, and the chosen constants if they are kept; frees the moments."""
+        layer = self.layer
+        moments = self._moments or Moments(self.groups, self.width)
+        choice = choose(self._matrices(), moments, precision, biased=bool(layer.bias))
+        self._moments = None
+        row = FittedLayer(
+            layer=layer.name,
+            weight=layer.weight,
+            bias=layer.bias,
+            moved=choice.moved,
+            snr_before=_db(choice.signal, choice.before),
+            snr_after=_db(choice.signal, choice.after),
+            kept=choice.helps,
+        )
+        return row, self._chosen(choice) if choice.helps else {}
+
+    def _chosen(self, choice: Choice) -> dict[str, NDArray[np.float32]]:
+        layer, matrices = self.layer, choice.matrices.astype(np.float32)
+        found = {}
+        if layer.bias:
+            found[layer.bias] = matrices[:, 0].reshape(self._constants[layer.bias].shape)
+            matrices = matrices[:, 1:]
+        found[layer.weight] = from_matrices(layer.node, layer.slot, matrices, self.shape)
+        # What is not finite at the precision stays as it is.
+        return {
+            name: np.where(np.isfinite(values), values, self._constants[name])
+            for name, values in found.items()
+        }
+
+
+def _db(signal: float, error: float) -> float:
+    """The signal-to-noise ratio of two mean squares."""
+    if not error:
+        return math.inf
+    return 10.0 * math.log10(signal / error) if signal else -math.inf
+
+
+def _passes(layers: Sequence[_Layer], moment_bytes: int) -> Iterator[list[_Layer]]:
+    """``layers`` in groups whose moments are in memory together."""
+    group, size = list[_Layer](), 0
+    for layer in layers:
+        if group and size + layer.nbytes > moment_bytes:
+            yield group
+            group, size = [], 0
+        group.append(layer)
+        size += layer.nbytes
+    if group:
+        yield group
+
+
+def _gather(
+    runner: EmulatedRunner,
+    sample: Sample,
+    number: int,
+    layers: Sequence[_Layer],
+    precision: Precision,
+    limit: int,
+) -> None:
+    """Adds the FP32 inputs of ``layers`` on a sample to their moments."""
+    readers: dict[str, list[_Layer]] = {}
+    for layer in layers:
+        readers.setdefault(layer.layer.source, []).append(layer)
+
+    def give(tensor: str, values: NDArray[Any]) -> None:
+        for layer in readers.pop(tensor, ()):
+            layer.add(values, limit, np.random.default_rng([layer.layer.index, number]))
+
+    for name, array in sample.arrays.items():
+        if array.dtype == np.float32:
+            give(name, array)
+    for _, tensor, values in runner.exact(sample, precision):
+        give(tensor, values)
+        if not readers:
+            break
+
+
+def with_constants(graph: Graph, constants: Mapping[str, NDArray[np.float32]]) -> Graph:
+    """``graph`` with other values of some constants, under the same names."""
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.proto)
+    for tensor in model.graph.initializer:
+        if tensor.name in constants:
+            tensor.CopyFrom(numpy_helper.from_array(constants[tensor.name], tensor.name))
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.output[0] in constants:
+            del node.attribute[:]
+            value = numpy_helper.from_array(constants[node.output[0]])
+            node.attribute.append(onnx.helper.make_attribute("value", value))
+    return Graph(model, graph.stored_inputs, graph.stored_outputs)
