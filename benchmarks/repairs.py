@@ -135,7 +135,7 @@ def main() -> None:
         if found is None:
             continue
         needed += 1
-        cured += str(found["in FP32 repaired"]).startswith("0 ")
+        cured += str(found.get("in FP32 repaired", "")).startswith("0 ")
         print(f"| {' | '.join(str(found.get(c, '')) for c in COLUMNS)} |", flush=True)
     print(f"\n{cured} of {needed} models that need layers in FP32 need none after the repair.")
 

@@ -43,8 +43,8 @@ MAX_TESTS = 13
 VERIFYING = 100
 """The number of the validation in ``verify``, whose stream no search uses."""
 
-TRADEOFF = 50
-"""The stream of the trade-off curve's copies, beyond all validations: no row was tuned on them."""
+TRADEOFF = MAX_TESTS + 2
+"""The stream of the trade-off curve's copies, on which no row was tuned."""
 
 TRADEOFF_COPIES = 4
 """The fewest copies of a kind for a row of the trade-off curve."""
@@ -103,7 +103,9 @@ def planned_test(
     misses = 0 if problem.settings.fitted else round(limits.max_misses * scale)
     while misses and copies_needed(wanted, 1.0 - risk, misses) * seconds > limits.misses_time_s:
         misses -= 1
-    test = ValidationTest(number + 1, risk, copies_needed(wanted, 1.0 - risk, misses), misses)
+    # Where several graphs are validated, there may be more tests than a search has.
+    stream = number + 1 if number + 1 < TRADEOFF else number + 2
+    test = ValidationTest(stream, risk, copies_needed(wanted, 1.0 - risk, misses), misses)
     if not misses:
         test = test.within(problem, usual_seconds, limits.validation_time_s)
     if problem.settings.pick is None:
