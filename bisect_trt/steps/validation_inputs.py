@@ -104,7 +104,7 @@ def planned_test(
     while misses and copies_needed(wanted, 1.0 - risk, misses) * seconds > limits.misses_time_s:
         misses -= 1
     # Where several graphs are validated, there may be more tests than a search has.
-    stream = number + 1 if number + 1 < TRADEOFF else number + 2
+    stream = number + 1 + (TRADEOFF <= number + 1 < VERIFYING)
     test = ValidationTest(stream, risk, copies_needed(wanted, 1.0 - risk, misses), misses)
     if not misses:
         test = test.within(problem, usual_seconds, limits.validation_time_s)
