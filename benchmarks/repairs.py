@@ -75,10 +75,10 @@ def in_db(score: float) -> str:
 
 
 def words(choice: Choice | None) -> str:
-    """The layers in FP32 and what they pass."""
+    """The layers in FP32 but those of an FP16 source's own, and what they pass."""
     if choice is None or choice.passes is Passes.NO:
         return "none passes"
-    return f"{len(choice.pinned)} {choice.passes}"
+    return f"{len(set(choice.pinned) - choice.plan.held)} {choice.passes}"
 
 
 def row(model: Model) -> dict[str, object] | None:
