@@ -75,6 +75,7 @@ from bisect_trt.steps.repair import (
     find_repair,
     repair_alone,
     repaired_problem,
+    whole_of,
 )
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
@@ -94,6 +95,13 @@ NOT_ON_RAY = (
     "`bisect-trt repair` makes one, which is a model to run"
 )
 """Says why a run on a cluster's engine repairs nothing."""
+
+NOT_PUT_BACK = (
+    "--weights fit: the rest of the model reads inner tensors of the judged part, so its weights "
+    "stay as they are"
+)
+NONE_BETTER = "--weights fit: no layer errs less with other roundings, so all stay the nearest"
+"""Say why no weights were fitted."""
 
 
 @within_threads
@@ -282,8 +290,14 @@ def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
     problem = state.problem
     if isinstance(state.repair, Repair):
         problem = repaired_problem(problem, state.repair)
+    if whole_of(problem, problem.graph) is None:
+        context.note(Finding("not-fitted", "", NOT_PUT_BACK))
+        return
     context.observer.step("weights")
     weights = fitted_weights(problem, context)
+    if not weights.constants:
+        context.note(Finding("not-fitted", "", NONE_BETTER))
+        return
     state = replace(state, weights=weights)
     yield state
     with open_beside(context, fitted_problem(problem, weights)) as inner:

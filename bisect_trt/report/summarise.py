@@ -163,9 +163,9 @@ def summarise_interrupted(
     found = state.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was known.")
     answer = _answer_so_far(state, run_statistics, found)
     if answer is None or answer.final is None:
-        if state.repaired is None:
+        if state.repaired is None and state.fitted is None:
             return None
-        # The repaired graph has an answer already.
+        # Another graph has an answer already.
         answer = _Answer(state.base.with_pins(state.problem.names), None, {}, False)
     sentence = (
         f"{found.sentence} Interrupted: this is the best plan so far; run the same command again "

@@ -128,20 +128,23 @@ def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
 
     key = [problem.model.digest, precision.value, *(sample.digest for sample in samples)]
     packed, rows = context.recalled("weights", key, chosen)
-    shapes = {name: graph.constants[name].shape for name in packed}
-    constants = {name: _unpacked(text, shapes[name]) for name, text in packed.items()}
+    constants = {name: _unpacked(text, graph.constants[name]) for name, text in packed.items()}
     digests = tuple(sample.digest for sample in samples)
     layers = tuple(FittedLayer(*row) for row in rows)
     return FittedWeights(with_constants(graph, constants), constants, layers, digests)
 
 
 def _packed(values: NDArray[np.float32]) -> str:
-    return base64.b64encode(zlib.compress(values.astype(np.float16).tobytes(), 1)).decode()
+    with np.errstate(over="ignore"):
+        stored = values.astype(np.float16)
+    return base64.b64encode(zlib.compress(stored.tobytes(), 1)).decode()
 
 
-def _unpacked(text: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _unpacked(text: str, exact: NDArray[Any]) -> NDArray[np.float32]:
     stored = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.float16)
-    return stored.reshape(shape).astype(np.float32)
+    values = stored.reshape(exact.shape).astype(np.float32)
+    # Beyond FP16 a weight stays as it is, for a layer that is kept in FP32.
+    return np.where(np.isfinite(values), values, exact).astype(np.float32)
 
 
 def fitted_problem(problem: Problem, weights: FittedWeights) -> Problem:
