@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from bisect_trt.repair.weights import Choice, Moments, choose
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.repair import problem_on, whole_of
+from bisect_trt.steps.repair import problem_on, read_behind, whole_of
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
 
 SAMPLES = 8
@@ -82,10 +82,12 @@ def fit_weights(
     before_each: Callable[[], None] = lambda: None,
     rows: int = ROWS,
     moment_bytes: int = MOMENT_BYTES,
+    but: Collection[str] = (),
 ) -> FittedWeights:
     """``graph`` with each weight rounded so that its layer's outputs change least on ``samples``.
 
-    ``rows`` of a layer's input are used; moments take up to ``moment_bytes`` of memory.
+    ``rows`` of a layer's input are used; moments take up to ``moment_bytes`` of memory. The
+    constants ``but`` keep their values.
 
     ``before_each`` is called before each inference. Layers whose input is not seen, or has fewer
     rows than are needed to keep some apart, keep the nearest rounding.
@@ -95,9 +97,8 @@ def fit_weights(
     """
     runner = EmulatedRunner(graph, precision, threads=threads)
     constants, found = dict[str, NDArray[np.float32]](), list[FittedLayer]()
-    for layers in _passes(
-        [_Layer(graph, layer) for layer in matrix_layers(graph, precision)], moment_bytes
-    ):
+    free = [x for x in matrix_layers(graph, precision) if {x.weight, x.bias}.isdisjoint(but)]
+    for layers in _passes([_Layer(graph, layer) for layer in free], moment_bytes):
         for number, sample in enumerate(samples):
             before_each()
             _gather(runner, sample, number, layers, precision, -(-rows // len(samples)))
@@ -122,7 +123,14 @@ def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
     graph, check = problem.graph, context.time.check
 
     def chosen() -> list[Any]:
-        found = fit_weights(graph, samples, precision, threads=threads, before_each=check)
+        found = fit_weights(
+            graph,
+            samples,
+            precision,
+            threads=threads,
+            before_each=check,
+            but=read_behind(problem),
+        )
         constants = {name: _packed(values) for name, values in found.constants.items()}
         return [constants, [astuple(row) for row in found.layers]]
 

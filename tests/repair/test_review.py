@@ -63,6 +63,21 @@ def test_weights_stay_where_the_rest_reads_inner_tensors(tmp_path: Path) -> None
     assert not (tmp_path / "model.fitted.onnx").exists()
 
 
+def test_a_weight_that_the_rest_reads_too_stays(tmp_path: Path) -> None:
+    model = blocks()
+    inner, shared = "/b.2/Add_output_0", "w0"
+    model.graph.node[-4].input[1] = shared
+    assert model.graph.node[-4].op_type == "MatMul"
+    problem = load(
+        Settings(model=model, inputs=(FEED,), runner="emulated", out=tmp_path, outputs=(inner,)),
+        Observer(),
+    )
+    assert shared in problem.graph.constants
+    with open_context(problem, Observer()) as context:
+        found = fitted_weights(problem, context)
+    assert found.constants and shared not in found.constants
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_weights_beyond_fp16_stay_as_they_are(tmp_path: Path) -> None:
     bias = np.full(WIDTH, 0.3, np.float32)
