@@ -65,7 +65,12 @@ from bisect_trt.steps.engine_baselines import (
     unsupported_by_trial,
 )
 from bisect_trt.steps.failing_inputs import look_beyond
-from bisect_trt.steps.fit_weights import all_but_matrices, fitted_problem, fitted_weights
+from bisect_trt.steps.fit_weights import (
+    all_but_matrices,
+    check_fittable,
+    fitted_problem,
+    fitted_weights,
+)
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import (
@@ -96,6 +101,9 @@ NOT_ON_RAY = (
 )
 """Says why a run on a cluster's engine repairs nothing."""
 
+FIT_NOT_ON_RAY = (
+    "--ray: the engine's workers hold the cluster's GPUs, so no fitted weights are tried beside"
+)
 NOT_PUT_BACK = (
     "--weights fit: the rest of the model reads inner tensors of the judged part, so its weights "
     "stay as they are"
@@ -189,6 +197,8 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     problem = load(settings, TimedObserver(observer, time_budget))
     if settings.repair not in ("auto", "none"):
         check_repairable(problem)
+    if settings.weights == "fit":
+        check_fittable(problem)
     # Writing takes about as long as reading.
     time_budget.keep(time.perf_counter() - began)
     check_can_be_written(problem.graph, problem.base)
@@ -285,7 +295,10 @@ def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
     settings = state.problem.settings
     if settings.weights != "fit" or settings.precision is not Precision.FP16:
         return
-    if not context.opens_beside or needs_no_layer(state.repaired):
+    if not context.opens_beside:
+        context.note(Finding("not-fitted", "", FIT_NOT_ON_RAY))
+        return
+    if needs_no_layer(state.repaired):
         return
     problem = state.problem
     if isinstance(state.repair, Repair):

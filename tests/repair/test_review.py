@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
+from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.report.summarise import Result
 from bisect_trt.runners.device import Device
@@ -54,6 +55,17 @@ def answered(model: onnx.ModelProto | Path, out: Path, **options: object) -> Res
 def problem_of(model: onnx.ModelProto, feed: dict[str, NDArray[Any]], out: Path) -> Problem:
     settings = Settings(model=model, inputs=(feed,), runner="emulated", out=out)
     return load(settings, Observer())
+
+
+def test_weights_of_another_precision_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="in FP16 only"):
+        answered(blocks(), tmp_path, precision="bf16")
+
+
+def test_a_dry_run_says_that_fitting_takes_time(files: Path) -> None:
+    given = (files / "m.onnx", "--input", files / "x.npz", "--runner", "emulated", "--dry-run")
+    assert "needs minutes" in call("run", *given, "--weights", "fit").output
+    assert "needs minutes" not in call("run", *given).output
 
 
 def test_weights_stay_where_the_rest_reads_inner_tensors(tmp_path: Path) -> None:
