@@ -95,6 +95,13 @@ CURED = "cured"
 REPRODUCER = "reproducer"
 """The folder of the reproducer within a run's."""
 
+BESIDE = 0.5
+"""What a repair or fitting may take of the time that is left: the search needs the rest."""
+
+NO_TIME_TO_REPAIR = "the budget left too little time to prove a repair"
+NO_TIME_TO_FIT = "--weights fit: the budget left too little time to round the weights to fit"
+"""Say what the budget has left out."""
+
 NOT_ON_RAY = (
     "--ray: the engine's workers hold the cluster's GPUs, so no repaired graph is tried beside; "
     "`bisect-trt repair` makes one, which is a model to run"
@@ -279,7 +286,12 @@ def _repaired(state: RunState, context: Context, rules: Sequence[Rule]) -> Itera
     if not context.opens_beside:
         context.note(Finding("not-repaired", "", NOT_ON_RAY))
         return
-    found = find_repair(state.problem, context, rules)
+    try:
+        with context.time.part(BESIDE):
+            found = find_repair(state.problem, context, rules)
+    except BudgetSpentError:
+        context.note(Finding("not-repaired", "", NO_TIME_TO_REPAIR))
+        return
     state = replace(state, repair=found)
     yield state
     if isinstance(found, Refused):
@@ -307,7 +319,12 @@ def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
         context.note(Finding("not-fitted", "", NOT_PUT_BACK))
         return
     context.observer.step("weights")
-    weights = fitted_weights(problem, context)
+    try:
+        with context.time.part(BESIDE):
+            weights = fitted_weights(problem, context)
+    except BudgetSpentError:
+        context.note(Finding("not-fitted", "", NO_TIME_TO_FIT))
+        return
     if not weights.constants:
         context.note(Finding("not-fitted", "", NONE_BETTER))
         return

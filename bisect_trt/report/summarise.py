@@ -288,7 +288,8 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
     own = replace(own, repair=facts, weights=weights_of(state.weights))
     others = {}
     for name, answered in ((REPAIRED, state.repaired), (FITTED, state.fitted)):
-        if answered is not None:
+        # Without baselines the budget has left nothing to say of it.
+        if answered is not None and answered.state.baselines is not None:
             others[name] = _of_graph(answered.state, answered.run_statistics, own.seconds)
     choices = choices_of(state, own, others)
     # Of equal answers the one that changes less: the original, then the repaired graph.

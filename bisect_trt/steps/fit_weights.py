@@ -90,8 +90,8 @@ def fit_weights(
     ``rows`` of a layer's input are used; moments take up to ``moment_bytes`` of memory. The
     constants ``but`` keep their values.
 
-    ``before_each`` is called before each inference. Layers whose input is not seen, or has fewer
-    rows than are needed to keep some apart, keep the nearest rounding.
+    ``before_each`` is called before each inference and each layer. Layers whose input is not seen,
+    or has fewer rows than are needed to keep some apart, keep the nearest rounding.
 
     Raises:
         RunnerFailedError: the graph cannot be run on a sample.
@@ -104,6 +104,7 @@ def fit_weights(
             before_each()
             _gather(runner, sample, number, layers, precision, -(-rows // len(samples)))
         for layer in layers:
+            before_each()
             row, chosen = layer.fitted(precision)
             found.append(row)
             constants |= chosen

@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
+from bisect_trt import pipeline
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.interrupt import BudgetSpentError, Observer
 from bisect_trt.report.summarise import Result
 from bisect_trt.runners.device import Device
 from bisect_trt.settings import Settings
 from bisect_trt.steps import context as context_module
 from bisect_trt.steps.baselines import measure_baselines
-from bisect_trt.steps.context import open_beside, open_context
+from bisect_trt.steps.context import Context, open_beside, open_context
 from bisect_trt.steps.diagnosis import Triage, find_cause
 from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.fit_weights import fitted_problem, fitted_weights
@@ -59,6 +60,26 @@ def answered(model: onnx.ModelProto | Path, out: Path, **options: object) -> Res
 def problem_of(model: onnx.ModelProto, feed: dict[str, NDArray[Any]], out: Path) -> Problem:
     settings = Settings(model=model, inputs=(feed,), runner="emulated", out=out)
     return load(settings, Observer())
+
+
+@pytest.mark.parametrize("part", ["find_repair", "fitted_weights"])
+def test_what_takes_too_long_leaves_time_for_the_search(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = dict[str, float]()
+
+    def too_long(problem: Problem, context: Context, *_: object) -> None:
+        left["s"] = context.time.left_s
+        raise BudgetSpentError
+
+    monkeypatch.setattr(pipeline, part, too_long)
+    repair = "auto" if part == "find_repair" else "none"
+    found = answered(blocks(), tmp_path, budget=1000.0, repair=repair)
+    assert left["s"] <= 0.5 * 60_000.0
+    assert [c.name for c in found.choices if c.recommended] == ["plan"]
+    assert found.plan.pinned and len(found.pinned) < found.layer_count
+    told = "not-repaired" if part == "find_repair" else "not-fitted"
+    assert sum(f.kind == told and "too little time" in f.message for f in found.findings) == 1
 
 
 def test_a_set_tried_before_the_search_is_not_called_ranked(tmp_path: Path) -> None:
