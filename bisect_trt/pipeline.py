@@ -65,7 +65,12 @@ from bisect_trt.steps.engine_baselines import (
     unsupported_by_trial,
 )
 from bisect_trt.steps.failing_inputs import look_beyond
-from bisect_trt.steps.fit_weights import all_but_matrices, fitted_problem, fitted_weights
+from bisect_trt.steps.fit_weights import (
+    all_but_matrices,
+    check_fittable,
+    fitted_problem,
+    fitted_weights,
+)
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import (
@@ -75,6 +80,7 @@ from bisect_trt.steps.repair import (
     find_repair,
     repair_alone,
     repaired_problem,
+    whole_of,
 )
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
@@ -89,11 +95,28 @@ CURED = "cured"
 REPRODUCER = "reproducer"
 """The folder of the reproducer within a run's."""
 
+BESIDE = 0.5
+"""What a repair or fitting may take of the time that is left: the search needs the rest."""
+
+NO_TIME_TO_REPAIR = "the budget left too little time to prove a repair"
+NO_TIME_TO_FIT = "--weights fit: the budget left too little time to round the weights to fit"
+"""Say what the budget has left out."""
+
 NOT_ON_RAY = (
     "--ray: the engine's workers hold the cluster's GPUs, so no repaired graph is tried beside; "
     "`bisect-trt repair` makes one, which is a model to run"
 )
 """Says why a run on a cluster's engine repairs nothing."""
+
+FIT_NOT_ON_RAY = (
+    "--ray: the engine's workers hold the cluster's GPUs, so no fitted weights are tried beside"
+)
+NOT_PUT_BACK = (
+    "--weights fit: the rest of the model reads inner tensors of the judged part, so its weights "
+    "stay as they are"
+)
+NONE_BETTER = "--weights fit: no layer errs less with other roundings, so all stay the nearest"
+"""Say why no weights were fitted."""
 
 
 @within_threads
@@ -181,6 +204,8 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     problem = load(settings, TimedObserver(observer, time_budget))
     if settings.repair not in ("auto", "none"):
         check_repairable(problem)
+    if settings.weights == "fit":
+        check_fittable(problem)
     # Writing takes about as long as reading.
     time_budget.keep(time.perf_counter() - began)
     check_can_be_written(problem.graph, problem.base)
@@ -261,7 +286,12 @@ def _repaired(state: RunState, context: Context, rules: Sequence[Rule]) -> Itera
     if not context.opens_beside:
         context.note(Finding("not-repaired", "", NOT_ON_RAY))
         return
-    found = find_repair(state.problem, context, rules)
+    try:
+        with context.time.part(BESIDE):
+            found = find_repair(state.problem, context, rules)
+    except BudgetSpentError:
+        context.note(Finding("not-repaired", "", NO_TIME_TO_REPAIR))
+        return
     state = replace(state, repair=found)
     yield state
     if isinstance(found, Refused):
@@ -277,13 +307,27 @@ def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
     settings = state.problem.settings
     if settings.weights != "fit" or settings.precision is not Precision.FP16:
         return
-    if not context.opens_beside or needs_no_layer(state.repaired):
+    if not context.opens_beside:
+        context.note(Finding("not-fitted", "", FIT_NOT_ON_RAY))
+        return
+    if needs_no_layer(state.repaired):
         return
     problem = state.problem
     if isinstance(state.repair, Repair):
         problem = repaired_problem(problem, state.repair)
+    if whole_of(problem, problem.graph) is None:
+        context.note(Finding("not-fitted", "", NOT_PUT_BACK))
+        return
     context.observer.step("weights")
-    weights = fitted_weights(problem, context)
+    try:
+        with context.time.part(BESIDE):
+            weights = fitted_weights(problem, context)
+    except BudgetSpentError:
+        context.note(Finding("not-fitted", "", NO_TIME_TO_FIT))
+        return
+    if not weights.constants:
+        context.note(Finding("not-fitted", "", NONE_BETTER))
+        return
     state = replace(state, weights=weights)
     yield state
     with open_beside(context, fitted_problem(problem, weights)) as inner:

@@ -43,7 +43,7 @@ from bisect_trt.report.html import as_html
 from bisect_trt.report.junit import as_junit, verification_as_junit
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.record import Record
-from bisect_trt.report.repairs import Repaired, repaired_model
+from bisect_trt.report.repairs import Repaired, as_stored, repaired_model
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.fit_weights import fitted_problem
 from bisect_trt.steps.problem import Problem
@@ -135,7 +135,7 @@ def write_report(result: Record, state: RunState) -> None:
         repaired = fitted = repaired_problem(problem, state.repair)
     if state.weights is not None:
         fitted = fitted_problem(repaired, state.weights)
-        models[FITTED_MODEL] = fitted.whole.proto
+        models[FITTED_MODEL] = as_stored(fitted.whole, problem)
 
     def whole(plan: PrecisionPlan, choice: Choice | None) -> tuple[Problem, PrecisionPlan]:
         """The model of a choice, and its plan for the whole of that."""

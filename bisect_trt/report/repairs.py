@@ -15,6 +15,7 @@ from bisect_trt.base.atomic_files import REPAIRED_MODEL
 from bisect_trt.base.display import counted, some_of
 from bisect_trt.base.errors import EXIT_NOT_MET, EXIT_OK
 from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.patterns import origin_of
 from bisect_trt.model.typed import to_typed
 from bisect_trt.repair.edits import Edit, Ranges
@@ -182,9 +183,7 @@ def repaired_model(found: Repair, facts: RepairFacts, problem: Problem) -> onnx.
     whole = whole_of(problem, found.graph)
     assert whole is not None, "find_repair refuses what cannot be put back"
     model = onnx.ModelProto()
-    model.CopyFrom(
-        to_typed(whole, PrecisionPlan(Precision.FP32)) if problem.lifted else whole.proto
-    )
+    model.CopyFrom(as_stored(whole, problem))
     added = as_metadata(facts.rows, problem.model.digest)
     kept = [p for p in model.metadata_props if p.key not in added]
     del model.metadata_props[:]
@@ -192,6 +191,11 @@ def repaired_model(found: Repair, facts: RepairFacts, problem: Problem) -> onnx.
     for key, value in added.items():
         model.metadata_props.add(key=key, value=value)
     return model
+
+
+def as_stored(whole: Graph, problem: Problem) -> onnx.ModelProto:
+    """The FP32 model ``whole``, whose inputs and outputs have the types of the source."""
+    return to_typed(whole, PrecisionPlan(Precision.FP32)) if problem.lifted else whole.proto
 
 
 def facts_of(found: Repair | Refused, problem: Problem) -> RepairFacts:

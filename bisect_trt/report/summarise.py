@@ -163,9 +163,9 @@ def summarise_interrupted(
     found = state.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was known.")
     answer = _answer_so_far(state, run_statistics, found)
     if answer is None or answer.final is None:
-        if state.repaired is None:
+        if state.repaired is None and state.fitted is None:
             return None
-        # The repaired graph has an answer already.
+        # Another graph has an answer already.
         answer = _Answer(state.base.with_pins(state.problem.names), None, {}, False)
     sentence = (
         f"{found.sentence} Interrupted: this is the best plan so far; run the same command again "
@@ -288,7 +288,8 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
     own = replace(own, repair=facts, weights=weights_of(state.weights))
     others = {}
     for name, answered in ((REPAIRED, state.repaired), (FITTED, state.fitted)):
-        if answered is not None:
+        # Without baselines the budget has left nothing to say of it.
+        if answered is not None and answered.state.baselines is not None:
             others[name] = _of_graph(answered.state, answered.run_statistics, own.seconds)
     choices = choices_of(state, own, others)
     # Of equal answers the one that changes less: the original, then the repaired graph.

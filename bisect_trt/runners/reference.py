@@ -53,6 +53,10 @@ class Reference:
         self._lock = Lock()
         self._headroom = Headroom(graph, threads, large_bytes=large_bytes)
 
+    def is_of(self, graph: Graph) -> bool:
+        """Whether these are the outputs of ``graph``: a repaired one has the original's."""
+        return graph is self._graph
+
     def at_once(self, sample: Sample) -> int:
         """Returns how many inferences on samples like ``sample`` fit side by side."""
         return self._headroom.at_once(sample)

@@ -387,6 +387,7 @@ def open_beside(context: Context, problem: Problem) -> Iterator[Context]:
         inner._findings += context.opening_findings
         # Each validation of a run has inputs and a share of the risk of its own.
         inner.tests = context.tests
+        inner._augmented = {stream: set(made) for stream, made in context._augmented.items()}
         try:
             yield inner
         finally:
@@ -426,7 +427,7 @@ def _opened(
         time=time_budget,
         references=references,
     )
-    if emulator.device != CPU:
+    if emulator.device != CPU and problem.reference.is_of(problem.graph):
         # References of given inputs stay with the CPU, whose FP32 is the definition.
         references.use_for_copied(context.on_gpu)
     context.note(*of_scales)

@@ -62,6 +62,7 @@ class Estimate:
 
 
 REPAIR_NOTE = "where the graph can be repaired, that form is searched too: up to twice the time"
+FIT_NOTE = "--weights fit: needs minutes, and the network with these weights is searched too"
 
 
 def expected_sets(problem: Problem) -> int:
@@ -109,6 +110,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         notes=[
             *(f.message for f in problem.findings if f.kind in (NOT_COVERED, ALIKE)),
             *([REPAIR_NOTE] if rules and settings.precision is Precision.FP16 else []),
+            *([FIT_NOTE] if settings.weights == "fit" else []),
         ],
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.model.graph import Graph
@@ -29,7 +30,7 @@ from bisect_trt.repair.weights import Choice, Moments, choose
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.repair import problem_on, whole_of
+from bisect_trt.steps.repair import problem_on, read_behind, whole_of
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
 
 SAMPLES = 8
@@ -82,26 +83,28 @@ def fit_weights(
     before_each: Callable[[], None] = lambda: None,
     rows: int = ROWS,
     moment_bytes: int = MOMENT_BYTES,
+    but: Collection[str] = (),
 ) -> FittedWeights:
     """``graph`` with each weight rounded so that its layer's outputs change least on ``samples``.
 
-    ``rows`` of a layer's input are used; moments take up to ``moment_bytes`` of memory.
+    ``rows`` of a layer's input are used; moments take up to ``moment_bytes`` of memory. The
+    constants ``but`` keep their values.
 
-    ``before_each`` is called before each inference. Layers whose input is not seen, or has fewer
-    rows than are needed to keep some apart, keep the nearest rounding.
+    ``before_each`` is called before each inference and each layer. Layers whose input is not seen,
+    or has fewer rows than are needed to keep some apart, keep the nearest rounding.
 
     Raises:
         RunnerFailedError: the graph cannot be run on a sample.
     """
     runner = EmulatedRunner(graph, precision, threads=threads)
     constants, found = dict[str, NDArray[np.float32]](), list[FittedLayer]()
-    for layers in _passes(
-        [_Layer(graph, layer) for layer in matrix_layers(graph, precision)], moment_bytes
-    ):
+    free = [x for x in matrix_layers(graph, precision) if {x.weight, x.bias}.isdisjoint(but)]
+    for layers in _passes([_Layer(graph, layer) for layer in free], moment_bytes):
         for number, sample in enumerate(samples):
             before_each()
             _gather(runner, sample, number, layers, precision, -(-rows // len(samples)))
         for layer in layers:
+            before_each()
             row, chosen = layer.fitted(precision)
             found.append(row)
             constants |= chosen
@@ -122,26 +125,49 @@ def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
     graph, check = problem.graph, context.time.check
 
     def chosen() -> list[Any]:
-        found = fit_weights(graph, samples, precision, threads=threads, before_each=check)
+        found = fit_weights(
+            graph,
+            samples,
+            precision,
+            threads=threads,
+            before_each=check,
+            but=read_behind(problem),
+        )
         constants = {name: _packed(values) for name, values in found.constants.items()}
         return [constants, [astuple(row) for row in found.layers]]
 
     key = [problem.model.digest, precision.value, *(sample.digest for sample in samples)]
     packed, rows = context.recalled("weights", key, chosen)
-    shapes = {name: graph.constants[name].shape for name in packed}
-    constants = {name: _unpacked(text, shapes[name]) for name, text in packed.items()}
+    constants = {name: _unpacked(text, graph.constants[name]) for name, text in packed.items()}
     digests = tuple(sample.digest for sample in samples)
     layers = tuple(FittedLayer(*row) for row in rows)
     return FittedWeights(with_constants(graph, constants), constants, layers, digests)
 
 
 def _packed(values: NDArray[np.float32]) -> str:
-    return base64.b64encode(zlib.compress(values.astype(np.float16).tobytes(), 1)).decode()
+    with np.errstate(over="ignore"):
+        stored = values.astype(np.float16)
+    return base64.b64encode(zlib.compress(stored.tobytes(), 1)).decode()
 
 
-def _unpacked(text: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _unpacked(text: str, exact: NDArray[Any]) -> NDArray[np.float32]:
     stored = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.float16)
-    return stored.reshape(shape).astype(np.float32)
+    values = stored.reshape(exact.shape).astype(np.float32)
+    # Beyond FP16 a weight stays as it is, for a layer that is kept in FP32.
+    return np.where(np.isfinite(values), values, exact).astype(np.float32)
+
+
+def check_fittable(problem: Problem) -> None:
+    """Refuse another precision than FP16.
+
+    Raises:
+        BadInputError: names the model.
+    """
+    if problem.settings.precision is not Precision.FP16:
+        raise BadInputError(
+            f"{problem.model.name}: weights are rounded to fit in FP16 only, and its precision is "
+            f"{problem.settings.precision.value.upper()}; leave --weights out"
+        )
 
 
 def fitted_problem(problem: Problem, weights: FittedWeights) -> Problem:

@@ -240,8 +240,7 @@ def whole_of(problem: Problem, graph: Graph) -> Graph | None:
         return graph
     part, whole = problem.graph.proto.graph, problem.whole.proto.graph
     made = {name for node in part.node for name in node.output if name}
-    behind = [n for n in whole.node if made.isdisjoint(n.output)]
-    read = {name for node in behind for name in tensors_read(node)}
+    behind, read = _behind(problem), read_behind(problem)
     constants = {n.output[0] for n in part.node if n.op_type == "Constant"}
     if not (read & made) <= {*problem.judged, *constants}:
         return None
@@ -257,6 +256,20 @@ def whole_of(problem: Problem, graph: Graph) -> Graph | None:
     del model.graph.output[:]
     model.graph.output.extend(whole.output)
     return replace(problem.whole, proto=model)
+
+
+def _behind(problem: Problem) -> list[onnx.NodeProto]:
+    """The whole model's nodes that are not in the judged part."""
+    part = problem.graph.proto.graph
+    made = {name for node in part.node for name in node.output if name}
+    return [n for n in problem.whole.proto.graph.node if made.isdisjoint(n.output)]
+
+
+def read_behind(problem: Problem) -> set[str]:
+    """The tensors that the rest of the model reads; none where all of it is judged."""
+    if not problem.judged:
+        return set()
+    return {name for node in _behind(problem) for name in tensors_read(node)}
 
 
 def _carried(graph: Graph, names: Collection[str]) -> frozenset[str]:

@@ -64,7 +64,7 @@ def validated_set(
     refusal, validation = validate_next(problem, context, plan)
     if refusal is not None:
         return None
-    return Bisection(pins, {}, triage.limit, complete=False, validation=validation, ranked=True)
+    return Bisection(pins, {}, triage.limit, complete=False, validation=validation)
 
 
 def _robust_set(

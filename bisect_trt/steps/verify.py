@@ -23,7 +23,7 @@ from bisect_trt.base.errors import (
     one_line,
 )
 from bisect_trt.base.interrupt import Observer
-from bisect_trt.base.outcomes import Validation, word_of
+from bisect_trt.base.outcomes import Finding, Validation, word_of
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import times
@@ -51,6 +51,13 @@ from bisect_trt.steps.validation_inputs import VERIFYING, WANTED, planned_test
 
 GOLDEN = "golden outputs"
 """The name of the check of the reference; all others check the plan."""
+
+
+OWN_REFERENCE = (
+    "judged against itself in FP32, whose weights are rounded already: give the original model to "
+    "judge what that changes too"
+)
+"""The note where model.fitted.onnx is verified by itself."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +232,10 @@ def _loaded(
         if problem.judged:
             proto = judged_part(whole.proto, problem.judged)
             part = replace(whole, proto=proto, stored_outputs={})
-        problem = problem_on(problem, part, whole)
+        problem = replace(problem_on(problem, part, whole), golden=problem.golden)
+    elif saved.form.fitted and source.model.digest == saved.fitted_sha256:
+        found = Finding("fitted-reference", "", OWN_REFERENCE, weighty=True)
+        problem = replace(problem, findings=(*problem.findings, found))
     if problem.judged:  # the model to ship has the layers behind the judged part in FP32
         pinned = saved.plan.pinned.intersection(problem.graph.names)
         saved = replace(saved, plan=replace(saved.plan, pinned=pinned))

@@ -528,8 +528,9 @@ def test_infinities_zeros_and_a_single_row() -> None:
     np.testing.assert_allclose(chosen.ravel()[1:], rest, rtol=2.0**-10)
 
 
-def test_the_time_is_asked_before_each_inference() -> None:
+def test_the_time_is_asked_before_each_inference_and_each_layer() -> None:
     asked: list[int] = []
     graph = graph_of(convolutional())
-    fit_weights(graph, samples_of((1, 6, 17, 17), 3), FP16, before_each=lambda: asked.append(1))
-    assert len(asked) == 3
+    samples = samples_of((1, 6, 17, 17), 3)
+    found = fit_weights(graph, samples, FP16, before_each=lambda: asked.append(1))
+    assert found.layers and len(asked) == 3 + len(found.layers)
