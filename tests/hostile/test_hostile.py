@@ -93,7 +93,7 @@ def check_folder(out: Path) -> None:
 def truly_holds(model: onnx.ModelProto, out: Path, feed: dict[str, Any]) -> bool:
     """Whether the plan in ``out`` meets the requirement, by sessions made here."""
     saved = read_plan(out / "plan.json")
-    shipped = onnx.load(out / "model.repaired.onnx") if saved.repaired else model
+    shipped = onnx.load(out / "model.repaired.onnx") if saved.form.repaired else model
     unfused = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     both = (with_unique_names(model), to_emulated(shipped, saved.plan))
     reference, got = (run_model(m, feed, unfused) for m in both)
