@@ -67,7 +67,6 @@ from bisect_trt.steps.engine_baselines import (
 from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.fit_weights import (
     all_but_matrices,
-    check_fittable,
     fitted_problem,
     fitted_weights,
 )
@@ -76,7 +75,7 @@ from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import (
     Refused,
     Repair,
-    check_repairable,
+    check_fp16,
     find_repair,
     repair_alone,
     repaired_problem,
@@ -203,9 +202,9 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     observer, rules = observer or Observer(), rules_of(settings.repair)
     problem = load(settings, TimedObserver(observer, time_budget))
     if settings.repair not in ("auto", "none"):
-        check_repairable(problem)
+        check_fp16(problem, "--repair edits")
     if settings.weights == "fit":
-        check_fittable(problem)
+        check_fp16(problem, "--weights fit rounds")
     # Writing takes about as long as reading.
     time_budget.keep(time.perf_counter() - began)
     check_can_be_written(problem.graph, problem.base)

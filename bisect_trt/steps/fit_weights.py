@@ -14,7 +14,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.model.graph import Graph
@@ -155,19 +154,6 @@ def _unpacked(text: str, exact: NDArray[Any]) -> NDArray[np.float32]:
     values = stored.reshape(exact.shape).astype(np.float32)
     # Beyond FP16 a weight stays as it is, for a layer that is kept in FP32.
     return np.where(np.isfinite(values), values, exact).astype(np.float32)
-
-
-def check_fittable(problem: Problem) -> None:
-    """Refuse another precision than FP16.
-
-    Raises:
-        BadInputError: names the model.
-    """
-    if problem.settings.precision is not Precision.FP16:
-        raise BadInputError(
-            f"{problem.model.name}: weights are rounded to fit in FP16 only, and its precision is "
-            f"{problem.settings.precision.value.upper()}; leave --weights out"
-        )
 
 
 def fitted_problem(problem: Problem, weights: FittedWeights) -> Problem:

@@ -211,23 +211,24 @@ def problem_on(problem: Problem, graph: Graph, whole: Graph) -> Problem:
 
 def repair_alone(problem: Problem, context: Context, rules: Collection[Rule]) -> Repair | Refused:
     """As :func:`find_repair`, where everything reduced misses a given input."""
-    check_repairable(problem)
+    check_fp16(problem, "the graph is repaired")
     context.observer.step("baselines")
     if context.evaluator.evaluate(problem.base).verdict.passed:
         return Refused(is_right=True)
     return find_repair(problem, context, rules)
 
 
-def check_repairable(problem: Problem) -> None:
-    """Refuse another precision than FP16.
+def check_fp16(problem: Problem, what: str) -> None:
+    """Refuse another precision than FP16; ``what`` says what is done in that alone.
 
     Raises:
         BadInputError: names the model.
     """
-    if problem.settings.precision is not Precision.FP16:
+    precision = problem.settings.precision
+    if precision is not Precision.FP16:
         raise BadInputError(
-            f"{problem.model.name}: only FP16's range is repaired, and its precision is "
-            f"{problem.settings.precision.value.upper()}; leave --repair out"
+            f"{problem.model.name}: {what} only for FP16, and its precision is "
+            f"{precision.value.upper()}"
         )
 
 

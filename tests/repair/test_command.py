@@ -130,4 +130,4 @@ def test_a_source_in_bf16_is_refused(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     ended = call("repair", *written(model, {"x": normal(62, 4)}, tmp_path))
     assert ended.exit_code == 2
-    assert "only FP16's range is repaired" in ended.output
+    assert "the graph is repaired only for FP16, and its precision is" in ended.output

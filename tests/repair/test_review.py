@@ -102,7 +102,7 @@ def test_a_set_tried_before_the_search_is_not_called_ranked(tmp_path: Path) -> N
 
 
 def test_weights_of_another_precision_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="in FP16 only"):
+    with pytest.raises(BadInputError, match="--weights fit rounds only for FP16, and its"):
         answered(blocks(), tmp_path, precision="bf16")
 
 
