@@ -395,14 +395,17 @@ NEAR_MISSES = [
 
 
 @pytest.mark.parametrize("rule,opset,make", NEAR_MISSES)
-def test_a_near_miss_changes_nothing(
+def test_a_near_miss_changes_no_number(
     rule: Rule, opset: int, make: Callable[[GraphBuilder], str]
 ) -> None:
     b = GraphBuilder(22, opset=opset)
     b.rename_output(make(b), "y")
     rank = 2 if make is bias_of_rows else 4
     model = b.model({"x": [2, 4, 8, 8]}, {"y": [None] * rank})
-    repaired(model, [{"x": normal(23, 2, 4, 8, 8)}], PROPOSE[rule])
+    found = repaired(model, [{"x": normal(23, 2, 4, 8, 8)}], PROPOSE[rule])
+    # Two of them have another edit of the rule, whose outputs are compared.
+    others = {(13, bias_of_rows), (10, divided)}
+    assert (found is not None) is ((opset, make) in others)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -447,7 +450,7 @@ def test_a_sum_that_is_large_by_its_length_is_edited_once() -> None:
     total = b.op("ReduceSum", b.op("Exp", "x"), b.weight([1], np.int64))
     b.rename_output(b.op("Log", total), "y")
     model = b.model({"x": [2, 20000]}, {"y": [2, 1]})
-    repaired(model, [{"x": normal(32, 2, 20000, scale=0.01)}], propose_log_sum_exp)
+    assert repaired(model, [{"x": normal(32, 2, 20000, scale=0.01)}], propose_log_sum_exp)
 
 
 def test_a_model_that_cannot_be_raised_is_left_alone() -> None:
