@@ -155,9 +155,8 @@ class Context:
         self.evaluator = self.evaluator_of(pool or self.emulator, 1 if pool is None else len(pool))
         constants = self.emulator.constants.owner
         threads, large_bytes = problem.settings.threads or 0, problem.settings.limits.large_bytes
-        self.second = self.evaluator_of(
-            WholeModelRunner(problem.graph, constants, threads, large_bytes)
-        )
+        self._whole = WholeModelRunner(problem.graph, constants, threads, large_bytes)
+        self.second = self.evaluator_of(self._whole)
         self.engine = None
         if self.opened is not None:
             self.engine = self.evaluator_of(self.opened, problem.settings.workers)
@@ -193,9 +192,9 @@ class Context:
         return [self.engine] if self.engine is not None else [self.evaluator, self.second]
 
     def make_room(self) -> None:
-        """Free what sessions of a large model hold, before others of its size are opened."""
-        if self.in_turn:
-            self.emulator.release()
+        """Close the sessions, before others of their size are opened; they open again when used."""
+        self.emulator.release()
+        self._whole.release()
 
     @property
     def opens_beside(self) -> bool:
