@@ -184,7 +184,7 @@ def _peak_live(
 
 
 def _size(elem_type: int, shape: Shape) -> int:
-    sizes = _complete(shape)
+    sizes = complete(shape)
     if sizes is None or elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
         return 0
     return int(math.prod(sizes) * helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
@@ -206,36 +206,59 @@ def inference_work(graph: Graph, inputs: Inputs) -> InferenceWork:
     values = products = counted = 0
     nodes = [n for n in graph.proto.graph.node if any(o and o not in constants for o in n.output)]
     for node in nodes:
-        made = [_complete(shapes.get(o)) for o in node.output if o and o not in constants]
+        made = [complete(shapes.get(o)) for o in node.output if o and o not in constants]
         sizes = [math.prod(shape) for shape in made if shape is not None]
         if len(sizes) == len(made):
             counted += 1
             values += sum(sizes)
-            products += sizes[0] * _depth(node, shapes)
+            products += round(multiply_adds(node, shapes, sizes[0]))
     scale = len(nodes) / max(1, counted)  # nodes of unknown shape count like the mean
     weights = sum(constants.count(name) for name in constants)  # each is read at least once
     return InferenceWork(round(values * scale), max(round(products * scale), weights), len(nodes))
 
 
-def _depth(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int:
-    """The number of products summed for one value of ``node``'s result; 0 if unknown."""
+def multiply_adds(node: onnx.NodeProto, shapes: Mapping[str, Shape], made: float) -> float:
+    """The multiply-adds of a matrix layer that makes ``made`` values; 0 where shapes are unknown.
+
+    Known are Conv, ConvTranspose, DeformConv, MatMul, Gemm, Einsum, Attention, LSTM, GRU and RNN.
+    """
+    known = [complete(shapes.get(name)) for name in node.input]
+    if len(known) < 2 or known[0] is None or (known[1] is None and node.op_type != "Einsum"):
+        return 0.0
+    first, second = known[0], known[1] or ()
     attributes = {a.name: a.i for a in node.attribute}
-    if node.op_type in ("Conv", "ConvTranspose"):
-        weight = _complete(shapes.get(node.input[1]))
-        if not weight:
-            return 0
-        # A transposed convolution sums at most the channels of a group for each value.
-        groups = max(1, attributes.get("group", 1))
-        return math.prod(weight[1:]) if node.op_type == "Conv" else weight[0] // groups
+    if node.op_type in ("Conv", "DeformConv"):
+        return made * math.prod(second[1:])
+    if node.op_type == "ConvTranspose":  # each value of the input meets one kernel of its group
+        return float(math.prod(first) * math.prod(second[1:]))
     if node.op_type in ("MatMul", "Gemm"):
-        left = _complete(shapes.get(node.input[0]))
-        if left:
-            # A product of matrices sums over the shared dimension.
-            return left[0] if attributes.get("transA") else left[-1]
-    return 0
+        rows_first = node.op_type == "Gemm" and attributes.get("transA")
+        return made * (first[0] if rows_first else first[-1] if first else 1)
+    if node.op_type in ("LSTM", "GRU", "RNN") and len(known) > 2 and known[2] is not None:
+        steps = math.prod(first[:-1])
+        return float(steps * (math.prod(second) + math.prod(known[2])))
+    if node.op_type == "Einsum":
+        return _einsum(node, known)
+    if node.op_type == "Attention":  # queries with keys, weights with values
+        keys = second[-2] if len(second) > 1 else 1
+        return float(2 * math.prod(first) * keys)
+    return 0.0
 
 
-def _complete(shape: Shape | None) -> tuple[int, ...] | None:
+def _einsum(node: onnx.NodeProto, known: Sequence[tuple[int, ...] | None]) -> float:
+    """The product of the sizes of an Einsum's letters: its loops, if they are not reordered."""
+    equation = next((a.s for a in node.attribute if a.name == "equation"), b"").decode()
+    terms = equation.replace(" ", "").partition("->")[0]
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms.split(","), known, strict=False):
+        if shape is None or "." in term or len(term) != len(shape):
+            return 0.0
+        sizes.update(zip(term, shape, strict=True))
+    return float(math.prod(sizes.values()))
+
+
+def complete(shape: Shape | None) -> tuple[int, ...] | None:
     """``shape`` if every size is known, else None."""
-    sizes = tuple(size for size in shape or () if size is not None)
-    return None if shape is None or len(sizes) < len(shape) else sizes
+    if shape is None or any(size is None for size in shape):
+        return None
+    return tuple(size for size in shape if size is not None)
