@@ -99,7 +99,7 @@ def golden(job: Job, out: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "bisect_trt", "run", str(job.model), "--input"]
     # The search alone: what repairs do is in benchmarks/repairs.py.
     command += [str(job.inputs), *job.arguments, "--runner", "emulated", "--quiet"]
-    command += ["--repair", "none"]
+    command += ["--repair", "none", "--weights", "nearest"]
     began = time.perf_counter()
     ran = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(ran.pid, 0)

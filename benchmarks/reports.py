@@ -25,7 +25,8 @@ def answer(report: Report, out: Path, runner: str = "emulated") -> tuple[Result,
         list(report.inputs),
         precision=report.precision,
         runner=runner,
-        repair="none",  # benchmarks/repairs.py has these models repaired
+        repair="none",
+        weights="nearest",  # benchmarks/repairs.py has these models repaired
         out=out,
     )
     told = StringIO()

@@ -452,7 +452,9 @@ def export_command(
         write = trtexec_arguments if form == "trtexec" else polygraphy_script
         text = write(graph, plan)
     if loaded.path != model:  # the layers have names of the repaired model
-        click.echo(printable(f"note: build from {loaded.path}, whose layers it names"), err=True)
+        has = "whose weights are rounded to fit and " if saved.form.fitted else ""
+        message = f"note: build from {loaded.path}, {has}whose layers it names"
+        click.echo(printable(message), err=True)
     if target is not None:
         save_text(text + "\n", target)
         return 0

@@ -43,8 +43,8 @@ from bisect_trt.steps.answer import (
     end_search,
     in_bf16,
     inputs_table,
+    keeps_matrices,
     measure_bf16,
-    needs_no_layer,
     validation_of_answer,
     with_reproducibility,
     with_set_in_hand,
@@ -65,11 +65,7 @@ from bisect_trt.steps.engine_baselines import (
     unsupported_by_trial,
 )
 from bisect_trt.steps.failing_inputs import look_beyond
-from bisect_trt.steps.fit_weights import (
-    all_but_matrices,
-    fitted_problem,
-    fitted_weights,
-)
+from bisect_trt.steps.fit_weights import fitted_problem, fitted_weights
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import (
@@ -83,7 +79,7 @@ from bisect_trt.steps.repair import (
 )
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
-from bisect_trt.steps.select_robust import bisect, validated_set
+from bisect_trt.steps.select_robust import bisect
 
 REDUCED = "reduced"
 """The end of the default folder of :func:`reduce`."""
@@ -98,7 +94,7 @@ BESIDE = 0.5
 """What a repair or fitting may take of the time that is left: the search needs the rest."""
 
 NO_TIME_TO_REPAIR = "the budget left too little time to prove a repair"
-NO_TIME_TO_FIT = "--weights fit: the budget left too little time to round the weights to fit"
+NO_TIME_TO_FIT = "the budget left too little time to round the weights to fit"
 """Say what the budget has left out."""
 
 NOT_ON_RAY = (
@@ -111,10 +107,10 @@ FIT_NOT_ON_RAY = (
     "--ray: the engine's workers hold the cluster's GPUs, so no fitted weights are tried beside"
 )
 NOT_PUT_BACK = (
-    "--weights fit: the rest of the model reads inner tensors of the judged part, so its weights "
-    "stay as they are"
+    "the rest of the model reads inner tensors of the judged part, so its weights are not rounded "
+    "to fit"
 )
-NONE_BETTER = "--weights fit: no layer errs less with other roundings, so all stay the nearest"
+NONE_BETTER = "no layer errs less with weights rounded to fit, so all stay the nearest"
 """Say why no weights were fitted."""
 
 
@@ -203,8 +199,6 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     problem = load(settings, TimedObserver(observer, time_budget))
     if settings.repair not in ("auto", "none"):
         check_fp16(problem, "--repair edits")
-    if settings.weights == "fit":
-        check_fp16(problem, "--weights fit rounds")
     # Writing takes about as long as reading.
     time_budget.keep(time.perf_counter() - began)
     check_can_be_written(problem.graph, problem.base)
@@ -242,15 +236,14 @@ def _states(
     problem: Problem,
     context: Context,
     rules: Sequence[Rule] = (),
-    first: frozenset[str] | None = None,
 ) -> Iterator[RunState]:
     """The state after each step of a run, until its answer is validated.
 
-    The graph is repaired by ``rules``. The pins ``first`` are the answer if they are validated.
+    The graph is repaired by ``rules``.
     """
     state = RunState(problem)
     try:
-        for state in _search(problem, context, rules, first):
+        for state in _search(problem, context, rules):
             yield state
         state = replace(state, out_of_time=context.time.cut_short)
     except BudgetSpentError:
@@ -302,14 +295,15 @@ def _repaired(state: RunState, context: Context, rules: Sequence[Rule]) -> Itera
 
 
 def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
-    """The state with fitted weights, then with the answer on them, where layers are left."""
+    """The state with fitted weights, then with the answer on them, where it may be faster."""
     settings = state.problem.settings
     if settings.weights != "fit" or settings.precision is not Precision.FP16:
         return
+    answers = [state, *([state.repaired.state] if state.repaired is not None else [])]
+    if not all(keeps_matrices(answer) for answer in answers):
+        return
     if not context.opens_beside:
         context.note(Finding("not-fitted", "", FIT_NOT_ON_RAY))
-        return
-    if needs_no_layer(state.repaired):
         return
     problem = state.problem
     if isinstance(state.repair, Repair):
@@ -330,7 +324,7 @@ def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
     state = replace(state, weights=weights)
     yield state
     with open_beside(context, fitted_problem(problem, weights)) as inner:
-        *_, latest = _states(inner.problem, inner, first=all_but_matrices(inner.problem))
+        *_, latest = _states(inner.problem, inner)
         answered = Answered(latest, inner.run_statistics())
     yield replace(state, fitted=answered)
 
@@ -428,7 +422,6 @@ def _search(
     problem: Problem,
     context: Context,
     rules: Sequence[Rule],
-    first: frozenset[str] | None,
 ) -> Iterator[RunState]:
     """The state after each step; ends early if one settles the run."""
     state = RunState(problem)
@@ -467,13 +460,9 @@ def _search(
     for with_repair in _repaired(state, context, rules):
         state = with_repair
         yield state
-    for with_weights in _fitted(state, context):
-        state = with_weights
-        yield state
     context.observer.step("bisect")
     context.tell_evaluations()
-    bisection = None if first is None else validated_set(problem, context, triage, first)
-    bisection = bisection or bisect(problem, context, baselines, triage, triage.limit)
+    bisection = bisect(problem, context, baselines, triage, triage.limit)
     state = replace(state, bisection=bisection)
     if bisection is not None:
         context.observer.best(len(bisection.pinned))
@@ -481,4 +470,6 @@ def _search(
     if context.engine is not None and engine is not None:
         judgement = decide_on_engine(problem, context, baselines, engine, triage, bisection)
         context.observer.best(len(judgement.plan.pinned))
-        yield replace(state, judgement=judgement)
+        state = replace(state, judgement=judgement)
+        yield state
+    yield from _fitted(state, context)

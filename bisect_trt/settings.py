@@ -183,7 +183,7 @@ class Settings:
         "--robust",
         "The share of unseen inputs that must meet the requirement, tested on perturbed and "
         "augmented inputs; 0 fits the given inputs only. Default: 0.95, or less if "
-        "--allow-misses or --pick asks for less.",
+        "--allow-misses asks for less.",
         help_of={
             "verify": "The share of unseen inputs from which on the plan is called validated; the "
             "exit code does not depend on it. Default: that which the plan was found for; 0 means "
@@ -200,14 +200,14 @@ class Settings:
         **_SHARE,
         commands=_JUDGED,
     )
-    pick: float | None = option(
+    max_cost: float | None = option(
         None,
-        "--pick",
-        "Take the fewest ranked layers that hold on this share of inputs and copies, a point of "
-        "tradeoff.csv, and say what it holds on.",
-        **_POSITIVE,
-        most=1.0,
-        metavar="SHARE",
+        "--max-cost",
+        "The plan of the least error that takes at most PERCENT longer than FP16, predicted or on "
+        "the engine; exit code 1 if that misses the requirement.",
+        kind=float,
+        least=0.0,
+        metavar="PERCENT",
         commands=_RUN,
     )
     start_from: Path | None = option(
@@ -307,10 +307,11 @@ class Settings:
         commands=_RUN | _REPAIR,
     )
     weights: str = option(
-        "nearest",
+        "fit",
         "--weights",
-        "How weights are rounded: fit chooses for each of two neighbours so that errors cancel.",
-        choices=("nearest", "fit"),
+        "How weights are rounded: fit takes the neighbour that makes errors cancel, where layers "
+        "that multiply matrices would stay in FP32.",
+        choices=("fit", "nearest"),
         commands=_RUN,
     )
     trt_module: str | None = option(
@@ -394,26 +395,16 @@ class Settings:
     def __post_init__(self) -> None:
         for name, option in options().items():
             object.__setattr__(self, name, checked(option, getattr(self, name)))
-        if self.fitted and self.pick is not None:
+        if self.fitted and self.max_cost is not None:
             raise BadInputError(
-                f"--pick {self.pick:g}: with --robust 0 no ranking is measured to pick from; leave "
-                "one of the two out"
+                f"--max-cost {self.max_cost:g}: with --robust 0 no layers are ranked by their "
+                "cost; leave one of the two out"
             )
-        if self.pick is not None and self.allow_misses is not None:
-            raise BadInputError(
-                f"--pick {self.pick:g}: it is the share of the given inputs too; leave "
-                "--allow-misses out"
-            )
-
-    @property
-    def asked_of_given(self) -> float:
-        """The share of the given inputs that ``--allow-misses`` requires."""
-        return round(1.0 - (self.allow_misses or 0.0), 12)  # 1 - 0.9 is not 0.1 in binary
 
     @property
     def share_of_given(self) -> float:
-        """The share of the given inputs that must meet the requirement, by either option."""
-        return self.asked_of_given if self.pick is None else self.pick
+        """The share of the given inputs that must meet the requirement (``--allow-misses``)."""
+        return round(1.0 - (self.allow_misses or 0.0), 12)  # 1 - 0.9 is not 0.1 in binary
 
     @property
     def fitted(self) -> bool:

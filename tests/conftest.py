@@ -130,6 +130,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
             require=fixture.require,
             robust=robust,
             repair="none",
+            weights="nearest",
             out=folder / f"{make.__name__}-{robust}",
             limits=FEW,
         )

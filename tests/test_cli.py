@@ -43,7 +43,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A run of the encoder: its arguments, what it said, and its folder."""
     folder = tmp_path_factory.mktemp("done")
     arguments = files(encoder_decomposed(), folder)
-    arguments[-2:-2] = ["--repair", "none"]  # the search's answer, with its proofs
+    arguments[-2:-2] = [
+        "--repair",
+        "none",
+        "--weights",
+        "nearest",
+    ]  # the search's answer, with its proofs
     return arguments, call("run", *arguments, limits=FEW), folder / "run"
 
 

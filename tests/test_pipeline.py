@@ -265,6 +265,7 @@ def test_several_samples_are_judged_by_the_worst(tmp_path: Path) -> None:
         out=tmp_path / "run",
         robust=0,
         repair="none",
+        weights="nearest",
     )
     assert both.passed and len(both.samples) == 2 and set(both.pinned) == fixture.pins
     row = both.outputs[both.outputs["baseline"] == "fp16"].iloc[0]

@@ -38,7 +38,8 @@ class Choice:
 
     ``plan`` is for the judged part of the ``repaired`` or the original graph, ``pinned`` its layers
     in FP32 in network order. ``worst_score`` is that on the given inputs. ``fitted`` says that its
-    weights are rounded to fit.
+    weights are rounded to fit. ``latency_ms`` is None where no engine was timed. ``saving_kept`` is
+    the share that it keeps of the time that the row "as it is" saves, which may be estimated.
     """
 
     name: str
@@ -49,13 +50,16 @@ class Choice:
     passes: Passes
     recommended: bool = False
     fitted: bool = False
+    latency_ms: float | None = None
+    saving_kept: float | None = None
+    is_estimated: bool = True
 
     def in_words(self, rules: Sequence[str]) -> str:
         """The row's name, such as "repaired (fold-bn)"; ``rules`` are those of the repair."""
         return f"{self.name} ({', '.join(rules)})" if self.repaired else self.name
 
     def as_json(self) -> dict[str, Any]:
-        """The row as run.json has it; times are not known yet."""
+        """The row as run.json has it."""
         return {
             "name": self.name,
             "precision": self.plan.base.value,
@@ -64,9 +68,9 @@ class Choice:
             "pinned": list(self.pinned),
             "kept_fp32": len(self.pinned),
             "worst_score": self.worst_score,
-            "latency_ms": None,
-            "estimated_latency": None,
-            "saving_kept": None,
+            "latency_ms": self.latency_ms,
+            "estimated_latency": self.is_estimated,
+            "saving_kept": self.saving_kept,
             "passes": self.passes.value,
             "recommended": self.recommended,
         }
@@ -89,7 +93,14 @@ def choice_from_json(data: Mapping[str, Any]) -> Choice:
         passes=Passes(data["passes"]),
         recommended=bool(data["recommended"]),
         fitted=data["weights"] == "fit",
+        latency_ms=_number(data["latency_ms"]),
+        saving_kept=_number(data["saving_kept"]),
+        is_estimated=bool(data["estimated_latency"]),
     )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def recommended(choices: Sequence[Choice]) -> Choice | None:

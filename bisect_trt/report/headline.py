@@ -66,7 +66,9 @@ def _next_steps(result: Record) -> list[str]:
         if result.precision is not Precision.TF32 and _met_in(result, Precision.TF32):
             steps.append("run everything in TF32, which meets it on the given inputs")
         if advice or _some_hold_with_fewer(result):
-            fewer = "take fewer pins, which hold on some inputs (tradeoff.csv, --pick SHARE)"
+            fewer = (
+                "take fewer pins, which hold on some inputs (tradeoff.csv, --allow-misses SHARE)"
+            )
             steps.append(advice or fewer)
         steps = steps or ["ship it in FP32, or loosen the requirement"]
     elif advice:
@@ -153,7 +155,7 @@ def _fewer_pins(result: Record) -> str:
         what = "inputs and copies" if size == 1 else f"sets of {size}"
         return (
             f"fewer may do: {counted(int(row['pins']), 'pin')} held on all of {row['tested']} "
-            f"{what} (tradeoff.csv, --pick {validation.wanted:g})"
+            f"{what} (tradeoff.csv)"
         )
     if not passed.any():
         return ""

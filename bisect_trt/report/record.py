@@ -38,7 +38,7 @@ from bisect_trt.metrics.scales import Scale
 from bisect_trt.report.choices import Choice, choice_from_json, recommended
 from bisect_trt.report.columns import TABLES, from_csv
 from bisect_trt.report.repairs import RepairFacts, facts_from_json
-from bisect_trt.report.weights import WeightFacts, weights_from_json
+from bisect_trt.report.weights import FITTED_BY, WeightFacts, weights_from_json
 
 FORMAT = 2
 """Version of run.json, raised where readers of the last one would go wrong."""
@@ -238,6 +238,7 @@ class Record:
         if fitted_digest:
             document |= {
                 "weights": "fit" if self.is_fitted else "nearest",
+                "weights_fitted_by": FITTED_BY,
                 "weights_fitted_on": list(self.weights.samples),
                 "model_sha256": self.model_digest,
                 "fitted_sha256": fitted_digest,

@@ -20,6 +20,7 @@ from bisect_trt.base.limits import thread_count
 from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding, ValidationVerdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.model.cost import CostTable
 from bisect_trt.model.inputs import dynamic_inputs
 from bisect_trt.model.patterns import find_patterns
 from bisect_trt.report.choices import AS_IS, BF16, FITTED, FP32, PLAN, REPAIRED, Choice, Passes
@@ -28,6 +29,7 @@ from bisect_trt.report.html import as_fragment
 from bisect_trt.report.markdown import answer_as_markdown
 from bisect_trt.report.record import EngineFacts, MarkingEffect, Record, SearchFacts
 from bisect_trt.report.repairs import RepairFacts, facts_of
+from bisect_trt.report.row_times import is_slower, with_times
 from bisect_trt.report.tables import (
     cost_table,
     findings_of,
@@ -291,14 +293,19 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
         # Without baselines the budget has left nothing to say of it.
         if answered is not None and answered.state.baselines is not None:
             others[name] = _of_graph(answered.state, answered.run_statistics, own.seconds)
-    choices = choices_of(state, own, others)
+    rows = choices_of(state, own, others)
+    if rows and run_statistics.costs is not None:
+        tables = {name: t for name, t in _tables(state).items() if name in others}
+        rows = with_times(rows, run_statistics.costs, tables, _measured(state))
     # Of equal answers the one that changes less: the original, then the repaired graph.
-    useful = [name for name, found in others.items() if _is_of_use(found)]
-    name = max(useful, key=lambda name: _rank(others[name]), default="")
-    if not name or _rank(others[name]) <= _rank(own):
-        return replace(own, choices=_recommending(choices, own))
-    rows = [replace(choice, recommended=choice.name == name) for choice in choices]
-    return replace(_on_other(own, others[name], name), choices=rows)
+    best, name = own, ""
+    for other in (name for name in others if _is_of_use(others[name])):
+        if _is_better(others[other], best, _row(rows, other), _row(rows, name or _name_of(own))):
+            best, name = others[other], other
+    if not name:
+        return replace(own, choices=_recommending(rows, own))
+    rows = [replace(choice, recommended=choice.name == name) for choice in rows]
+    return replace(_on_other(own, best, name), choices=rows)
 
 
 def _is_of_use(result: Result) -> bool:
@@ -308,14 +315,60 @@ def _is_of_use(result: Result) -> bool:
     return met and result.plan.base is not Precision.FP32 and not all_fp32
 
 
-def _rank(result: Result) -> tuple[bool, int, int]:
-    """How good an answer is: met, the word of its validation, then fewer layers in FP32."""
+def _is_better(new: Result, old: Result, new_row: Choice | None, old_row: Choice | None) -> bool:
+    """Whether an answer is better: met, its validation's word, its time, then fewer layers."""
+    ranks = _rank(new), _rank(old)
+    if ranks[0] != ranks[1] or new_row is None or old_row is None:
+        return ranks[0] > ranks[1]
+    if is_slower(new_row, old_row) or is_slower(old_row, new_row):
+        return is_slower(old_row, new_row)
+    return len(new_row.pinned) < len(old_row.pinned)
+
+
+def _rank(result: Result) -> tuple[bool, int]:
+    """How sure an answer is: met, and the word of its validation."""
     met = result.passed and not result.is_refuted
     order = [ValidationVerdict.OVERFITTED, ValidationVerdict.INCONCLUSIVE]
     order.append(ValidationVerdict.VALIDATED)
     word = result.validation.word if result.validation is not None else None
-    kept = result.layer_count if result.plan.base is Precision.FP32 else len(result.pinned)
-    return met, order.index(word) if word is not None else -1, -kept
+    return met, order.index(word) if word is not None else -1
+
+
+def _row(rows: Sequence[Choice], name: str) -> Choice | None:
+    return next((row for row in rows if row.name == name), None)
+
+
+def _name_of(own: Result) -> str:
+    """The row of the answer on the original graph."""
+    if own.plan.base is Precision.FP32 or len(own.pinned) == own.layer_count:
+        return FP32
+    return PLAN if own.plan.chosen else AS_IS
+
+
+def _tables(state: RunState) -> dict[str, CostTable]:
+    """What plans cost on the graphs of other rows."""
+    answers = {REPAIRED: state.repaired, FITTED: state.fitted}
+    found = {name: a.run_statistics.costs for name, a in answers.items() if a is not None}
+    return {name: table for name, table in found.items() if table is not None}
+
+
+def _measured(state: RunState) -> dict[str, float]:
+    """The latencies of the rows whose engines were timed, in ms."""
+    found: dict[str, Evaluation] = {}
+    if state.engine is not None:
+        found = {AS_IS: state.engine.base, FP32: state.engine.fp32}
+    if state.judgement is not None:
+        found[PLAN] = state.judgement.result
+    if state.bf16 is not None:
+        found[BF16] = state.bf16.evaluation
+    for name, answered in ((REPAIRED, state.repaired), (FITTED, state.fitted)):
+        its = answered.state if answered is not None else None
+        if its is not None and its.judgement is not None:
+            found[name] = its.judgement.result
+        elif its is not None and its.engine is not None:
+            found[name] = its.engine.base
+    times = {name: float(e.facts.get("latency_ms", math.nan)) for name, e in found.items()}
+    return {name: time for name, time in times.items() if math.isfinite(time)}
 
 
 def choices_of(state: RunState, own: Result, others: Mapping[str, Result]) -> list[Choice]:

@@ -263,8 +263,18 @@ def choices_table(choices: Sequence[Choice], rules: Sequence[str]) -> pd.DataFra
         row: dict[str, object] = {"": ">" if choice.recommended else ""}
         row["choice"] = choice.in_words(rules)
         row |= {"FP32 layers": len(choice.pinned), "worst score": brief(choice.worst_score)}
+        if any(choice.latency_ms is not None for choice in choices):
+            row["ms"] = "" if choice.latency_ms is None else f"{choice.latency_ms:.3f}"
+        row["FP16 saving kept"] = _share_kept(choice)
         rows.append({**row, "passes": words[choice.passes]})
     return pd.DataFrame(rows)
+
+
+def _share_kept(choice: Choice) -> str:
+    """The share of the saving, with a ~ where it is estimated."""
+    if choice.saving_kept is None:
+        return ""
+    return f"{'~' if choice.is_estimated else ''}{choice.saving_kept:.0%}".replace("%", " %")
 
 
 def repairs_table(facts: RepairFacts) -> pd.DataFrame:

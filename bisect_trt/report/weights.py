@@ -12,6 +12,11 @@ import pandas as pd
 from bisect_trt.base.display import counted
 from bisect_trt.steps.fit_weights import FittedLayer, FittedWeights
 
+FITTED_BY = (
+    "GPTQ, each weight one of its two neighbours; rows are drawn with the seed (layer, input)"
+)
+"""How weights were chosen, as plan.json says it."""
+
 
 @dataclass(frozen=True)
 class WeightFacts:
@@ -31,7 +36,8 @@ class WeightFacts:
         moved = sum(row.moved for row in kept) / len(kept)
         return (
             f"The weights of {counted(len(kept), 'layer')} were rounded to fit, {moved:.0%} of "
-            f"them to the farther of two neighbours. On rows kept apart each errs less{gain}."
+            "them to the farther of two neighbours: none moves by a whole unit in the last place. "
+            f"On rows kept apart each errs less{gain}."
         )
 
     def as_json(self) -> dict[str, Any]:

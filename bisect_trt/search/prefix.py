@@ -1,11 +1,62 @@
-"""The shortest passing prefix of a ranking: nested sets leave little to overfit."""
+"""Ranks layers, and finds the shortest passing prefix: nested sets leave little to overfit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
+
+SKIPPED = 32
+"""Layers that may be passed over for cheaper ones behind them."""
+
+FREE = 1e-3
+"""Below this share of all layers' cost, layers cost the same: nothing that a clock would show."""
+
+
+def by_worth(
+    ranking: Sequence[str],
+    strength: Mapping[str, float],
+    cost: Mapping[str, float],
+    first: Collection[str] = (),
+) -> list[str]:
+    """``ranking`` by the ``strength`` that a layer's ``cost`` buys, the layers ``first`` before.
+
+    Layers of unknown strength count as the weakest of those known. Of equal layers the one that
+    was first stays so.
+    """
+    floor = FREE * sum(cost.values()) or 1.0
+    known = [value for value in strength.values() if 0.0 < value < math.inf]
+    least = min(known, default=1.0)
+
+    def worth(name: str) -> tuple[bool, float]:
+        return name not in first, -strength.get(name, least) / max(cost.get(name, 0.0), floor)
+
+    return sorted(ranking, key=worth)
+
+
+def affordable(ranking: Sequence[str], fits: Callable[[Sequence[str]], bool]) -> list[str]:
+    """The first layers of ``ranking`` that fit together, and those behind that fit beside them.
+
+    After :data:`SKIPPED` layers that do not fit the rest is not looked at.
+    """
+    kept, rest = list[str](), list(ranking)
+    for _ in range(SKIPPED):
+        count = _fitting(kept, rest, fits)
+        kept += rest[:count]
+        rest = rest[count + 1 :]
+        if not rest:
+            break
+    return kept
+
+
+def _fitting(
+    kept: Sequence[str], rest: Sequence[str], fits: Callable[[Sequence[str]], bool]
+) -> int:
+    """How many first layers of ``rest`` fit beside ``kept``, as if more never cost less."""
+    lengths = range(1, len(rest) + 1)
+    return bisect_left(lengths, True, key=lambda length: not fits([*kept, *rest[:length]]))
 
 
 def shortest_prefix(

@@ -382,12 +382,17 @@ def plan_of_answer(state: RunState, context: Context) -> PrecisionPlan | None:
     return None
 
 
-def needs_no_layer(answered: Answered | None) -> bool:
-    """Whether everything reduced meets the requirement, on other inputs too."""
-    if answered is None:
-        return False
-    settled = answered.state.settled
-    return settled is not None and settled.cause is Cause.NONE
+def keeps_matrices(state: RunState) -> bool:
+    """Whether the answer keeps layers that multiply matrices in FP32, or no plan is right."""
+    settled = state.settled
+    if settled is not None:
+        return settled.cause is not Cause.NONE
+    matrices = {layer.name for layer in state.problem.graph.layers_at(Precision.TF32)}
+    if state.judgement is not None:
+        judged = state.judgement
+        return not judged.passed or judged.refused or not matrices.isdisjoint(judged.plan.pinned)
+    found = state.bisection
+    return found is None or not matrices.isdisjoint(found.pinned)
 
 
 def in_bf16(problem: Problem) -> Problem:

@@ -261,7 +261,7 @@ def decide_on_engine(
     engine = context.engine
     assert engine is not None
     suspicion = suspicion_of(emulated.layers, triage.sensitivity.scores)
-    robust = triage.unseen is not None and problem.settings.pick is None
+    robust = triage.unseen is not None
     emulators = _Emulators(problem, context, emulated, triage, first)
 
     def tested(pins: frozenset[str]) -> Validation | None:

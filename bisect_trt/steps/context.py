@@ -26,6 +26,7 @@ from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.error_sample import ErrorSample
 from bisect_trt.metrics.requirements import times
+from bisect_trt.model.cost import CostTable, estimated_table
 from bisect_trt.runners.base import Runner
 from bisect_trt.runners.device import CPU
 from bisect_trt.runners.emulator import EmulatedRunner
@@ -56,6 +57,7 @@ class RunStatistics:
     ``evaluations``: the number of plans by runner.
     ``new_evaluations``: how many of them the cache did not answer.
     ``refused``: the plans that failed on more copies than allowed.
+    ``costs``: what plans cost in time.
     """
 
     folder: Path
@@ -68,6 +70,7 @@ class RunStatistics:
     versions: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
     refused: frozenset[PrecisionPlan] = frozenset()
+    costs: CostTable | None = None
 
     def of(self, runner: str, plan: PrecisionPlan) -> Evaluation | None:
         """The evaluation of ``plan`` by ``runner`` on the given inputs; None if there is none."""
@@ -217,6 +220,13 @@ class Context:
         return answer
 
     @cached_property
+    def costs(self) -> CostTable:
+        """What plans cost in time, estimated at the shapes of the first input."""
+        problem = self.problem
+        shapes = {name: array.shape for name, array in problem.samples[0].arrays.items()}
+        return estimated_table(problem.graph, shapes, problem.settings.precision)
+
+    @cached_property
     def undefined(self) -> tuple[str, ...]:
         """The outputs whose reference is NaN somewhere on some given input."""
 
@@ -270,6 +280,7 @@ class Context:
             versions=versions,
             findings=tuple(self._findings),
             refused=frozenset(self.refused),
+            costs=self.costs,
         )
 
     def tell_evaluations(self) -> None:

@@ -253,7 +253,7 @@ class Triage:
     ``base``: the plan without pins, with the precision that a pin really runs in.
     ``pinned``: the emulated evaluation of all pins.
     ``limit``: the share of the tolerance to search within at first.
-    ``ranking``: all layers, most harmful first.
+    ``ranking``: all layers, most harmful first; ``broken`` are those that every set needs.
     ``unseen``: None where the search is judged on the given inputs only.
     """
 
@@ -263,6 +263,7 @@ class Triage:
     sensitivity: Sensitivity
     limit: float
     ranking: tuple[str, ...]
+    broken: frozenset[str]
     unseen: UnseenInputs | None
 
 
@@ -305,8 +306,9 @@ def find_cause(
     if emulated.reduced.verdict.passed and engine is None and unseen is not None:
         but = f"The given inputs pass, but {_others(problem, unseen)}."
         diagnosis = replace(diagnosis, sentence=f"{diagnosis.sentence} {but}")
-    ranking = _ranking(problem, sensitivity, suspicion, layers)
-    return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, unseen)
+    broken = _broken(problem, sensitivity, layers)
+    ranking = _ranking(problem, sensitivity, suspicion, broken)
+    return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, broken, unseen)
 
 
 def _missed_with_all_pins(
@@ -362,21 +364,28 @@ def _without_engine(
     )
 
 
+def _broken(problem: Problem, sensitivity: Sensitivity, layers: pd.DataFrame) -> frozenset[str]:
+    """The layers that every set needs: those that leave the range and break the outputs alone."""
+    # Even on elements that are not disturbed most, unless inputs may miss. What overflows and is
+    # finite again at the outputs breaks too; what misses by rounding may hold in a set.
+    if not each_must_hold(problem):
+        return frozenset()
+    overflow = layers.loc[~layers["introduced_finite"].astype(bool), "layer"]
+    return sensitivity.breaks | sensitivity.must_pin.intersection(overflow)
+
+
 def _ranking(
-    problem: Problem, sensitivity: Sensitivity, suspicion: Mapping[str, float], layers: pd.DataFrame
+    problem: Problem,
+    sensitivity: Sensitivity,
+    suspicion: Mapping[str, float],
+    broken: frozenset[str],
 ) -> tuple[str, ...]:
     """All layers, most harmful first."""
-    overflow = layers.loc[~layers["introduced_finite"].astype(bool), "layer"]
     strength = sensitivity.strength
-    # Every set needs what breaks alone, even on elements that are not disturbed most, unless inputs
-    # may miss. What overflows and is finite again at the outputs breaks too; what misses by
-    # rounding may hold in a set.
-    needed = sensitivity.breaks | sensitivity.must_pin.intersection(overflow)
-    breaks = needed if each_must_hold(problem) else frozenset()
 
     def place(name: str) -> tuple[bool, float, float]:
         # Layers that were not measured stand behind, by the error that they introduce.
-        return name not in breaks, -strength.get(name, -1.0), -suspicion.get(name, -math.inf)
+        return name not in broken, -strength.get(name, -1.0), -suspicion.get(name, -math.inf)
 
     return tuple(sorted(problem.names, key=place))
 

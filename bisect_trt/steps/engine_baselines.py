@@ -143,7 +143,7 @@ def _validated(
     """Whether new inputs refuse everything reduced on the engine; its validation if not."""
     settings = problem.settings
     # No pin can mend TF32, which is a switch of the whole engine.
-    can_pin = settings.precision.is_storage and not settings.fitted and settings.pick is None
+    can_pin = settings.precision.is_storage and not settings.fitted
     if context.engine is None or not base.verdict.passed or not can_pin:
         return False, None
     refused, validation = validate_next(problem, context, base.plan)

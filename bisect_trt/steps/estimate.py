@@ -62,7 +62,10 @@ class Estimate:
 
 
 REPAIR_NOTE = "where the graph can be repaired, that form is searched too: up to twice the time"
-FIT_NOTE = "--weights fit: needs minutes, and the network with these weights is searched too"
+FIT_NOTE = (
+    "where layers that multiply matrices stay in FP32, weights are rounded to fit and that network "
+    "is searched too: up to twice the time"
+)
 
 
 def expected_sets(problem: Problem) -> int:
@@ -96,6 +99,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     inferences = 0.3 * evaluations * searched + 3 * copies + 0.5 * len(problem.names)
     allowed = math.inf if settings.budget is None else 60.0 * settings.budget
     report_s = 1.5  # imports, figures and files
+    is_fp16 = settings.precision is Precision.FP16
     return Estimate(
         layers=len(problem.layers),
         samples=given,
@@ -109,8 +113,8 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         seconds=min(allowed, report_s + opened + inference * inferences / settings.workers),
         notes=[
             *(f.message for f in problem.findings if f.kind in (NOT_COVERED, ALIKE)),
-            *([REPAIR_NOTE] if rules and settings.precision is Precision.FP16 else []),
-            *([FIT_NOTE] if settings.weights == "fit" else []),
+            *([REPAIR_NOTE] if rules and is_fp16 else []),
+            *([FIT_NOTE] if settings.weights == "fit" and is_fp16 else []),
         ],
     )
 

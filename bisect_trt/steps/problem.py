@@ -359,7 +359,7 @@ def _input_findings(samples: Sequence[Sample]) -> list[Finding]:
 
 def _idle_misses(settings: Settings, requirements: Requirements) -> list[Finding]:
     """A finding if ``--allow-misses`` was given and the requirement judges inputs together."""
-    if not requirements.of_sets or settings.asked_of_given >= 1.0:
+    if not requirements.of_sets or settings.share_of_given >= 1.0:
         return []
     message = (
         f"--allow-misses {settings.allow_misses or 0.0:g} does nothing here: a requirement is on "

@@ -116,9 +116,8 @@ class SearchSet:
     ) -> None:
         self._problem, self._context = problem, context
         self._evaluator = context.evaluator
-        # An engine has the last word of its own, and a point that is picked needs none.
-        decides = context.engine is None and problem.settings.pick is None
-        self._second = context.second if decides else None
+        # An engine has the last word of its own.
+        self._second = context.second if context.engine is None else None
         self.base = base
         self._samples = {kind: list(of_kind) for kind, of_kind in samples.items() if of_kind}
         # Samples of validations that passed count for the share, and are not run again.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from bisect_trt.base.display import counted
@@ -10,9 +12,10 @@ from bisect_trt.base.interrupt import BudgetSpentError
 from bisect_trt.base.outcomes import Validation
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.model.cost import CostTable
 from bisect_trt.search import find_pins
 from bisect_trt.search.minimise import Headroom, one_minimal
-from bisect_trt.search.prefix import longer, shortest_prefix
+from bisect_trt.search.prefix import affordable, by_worth, longer, shortest_prefix
 from bisect_trt.steps.baselines import Baselines
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.diagnosis import Triage
@@ -22,12 +25,19 @@ from bisect_trt.steps.search_set import Refusal, SearchSet
 from bisect_trt.steps.select_fitted import Bisection, FittedSearch
 from bisect_trt.steps.sensitivity import suspicion_of
 from bisect_trt.steps.validation import refused_by, validate_next
+from bisect_trt.steps.validation_inputs import MAX_TESTS
 
 MARGIN = 0.95
 """The share of its headroom that a prefix may use on the search set: the rest is for luck."""
 
 MAX_ROUNDS = 6
 """Rounds of search and validation; each that is refused makes the next set larger."""
+
+OVERSHOT = 0.6
+"""A score on the search set, in tolerances, that asks for a smaller set."""
+
+MIN_SAVING = 0.03
+"""A share of FP32's extra time: two plans that differ by less take the same time."""
 
 SHRINK_EVALUATIONS = 32
 """Evaluations that shrinking takes: a count, so that the same command gives the same answer."""
@@ -44,6 +54,8 @@ def bisect(
     """A set that both emulators pass; None where even all pins miss ``limit``."""
     if not triage.pinned.under(limit).verdict.passed:
         return None
+    if triage.unseen is not None and problem.settings.max_cost is not None:
+        return _within_cost(problem, context, triage, problem.settings.max_cost)
     if triage.unseen is not None:
         return _robust_set(problem, context, triage, triage.unseen, limit, fewest)
     sensitivity = triage.sensitivity.under(limit)
@@ -51,20 +63,26 @@ def bisect(
     return FittedSearch(problem, context, triage.base, limit, suspicion, sensitivity).run()
 
 
-def validated_set(
-    problem: Problem, context: Context, triage: Triage, pins: frozenset[str]
-) -> Bisection | None:
-    """``pins`` as an answer; None where a given or a new input refuses them."""
-    if triage.unseen is None:
-        return None
-    plan = triage.base.with_pins(pins)
-    judges = (context.evaluator, context.second)
-    if not all(judge.evaluate(plan).verdict.passed for judge in judges):
-        return None
-    refusal, validation = validate_next(problem, context, plan)
-    if refusal is not None:
-        return None
-    return Bisection(pins, {}, triage.limit, complete=False, validation=validation)
+def _within_cost(problem: Problem, context: Context, triage: Triage, percent: float) -> Bisection:
+    """The layers whose errors weigh most among those that take ``percent`` longer than FP16."""
+    limit = percent / 100.0 * context.costs.reduced
+    kept = affordable(
+        ranked_by_worth(context.costs, triage),
+        lambda pins: context.costs.predicted(triage.base.with_pins(pins)) <= limit,
+    )
+    plan = triage.base.with_pins(kept)
+    validation = None
+    if all(judge.evaluate(plan).verdict.passed for judge in (context.evaluator, context.second)):
+        _, validation = final_validation(problem, context, plan, triage.limit)
+    return Bisection(
+        plan.chosen, {}, triage.limit, complete=not kept, validation=validation, ranked=True
+    )
+
+
+def ranked_by_worth(costs: CostTable, triage: Triage) -> list[str]:
+    """The layers of ``triage``'s ranking by what their cost buys, those that break first."""
+    alone = {name: costs.predicted(triage.base.with_pins([name])) for name in triage.ranking}
+    return by_worth(triage.ranking, triage.sensitivity.strength, alone, triage.broken)
 
 
 def _robust_set(
@@ -75,14 +93,16 @@ def _robust_set(
     limit: float,
     fewest: int,
 ) -> Bisection | None:
-    # A point of the trade-off curve is picked for being small, and promises less.
-    margin = MARGIN if problem.settings.pick is None else 1.0
-    room = Headroom(limit, triage.pinned.score, margin)
+    room = Headroom(limit, triage.pinned.score, MARGIN)
     search_set = SearchSet(problem, context, triage.base, unseen.samples)
     if unseen.refused is not None:
         search_set.add(unseen.refused)
     strength = known_strength(problem, triage)
-    found = RobustSearch(problem, context, search_set, triage.ranking, strength, room).run(fewest)
+    search = RobustSearch(problem, context, search_set, triage.ranking, strength, room)
+    if not fewest:
+        with suppress(BudgetSpentError):  # the rounds below end with the best set so far
+            search = _cheaper(search, context.costs, triage)
+    found = search.run(fewest)
     if found is not None:
         for judge in (context.evaluator, context.second):  # the tables show the given inputs
             judge.evaluate(triage.base.with_pins(found.pinned))
@@ -92,6 +112,18 @@ def _robust_set(
 def known_strength(problem: Problem, triage: Triage) -> Mapping[str, float]:
     """The strength of each layer; empty where a metric does not grow with the errors."""
     return triage.sensitivity.strength if problem.requirements.proportional else {}
+
+
+def _cheaper(search: RobustSearch, costs: CostTable, triage: Triage) -> RobustSearch:
+    """``search``, or one that ranks layers by what they cost too, where its prefix costs less."""
+    worthwhile = MIN_SAVING * costs.extra
+    few = search.shortest()
+    if few is None or search.cost(few) <= worthwhile:
+        return search
+    other = search.on(ranked_by_worth(costs, triage))
+    many = other.shortest()
+    dearer = many is None or search.cost(many) > search.cost(few) - worthwhile
+    return search if dearer else other
 
 
 class RobustSearch:
@@ -107,9 +139,28 @@ class RobustSearch:
         room: Headroom,
     ) -> None:
         self._problem, self._context, self._search_set = problem, context, search_set
-        self._room = room
+        self._room, self._by_layer = room, strength
         self._ranking = as_searched(problem, ranking)
         self._strength = [strength.get(name, 0.0) for name in self._ranking]
+
+    def on(self, ranking: Sequence[str]) -> RobustSearch:
+        """The same search along another ranking."""
+        return RobustSearch(
+            self._problem, self._context, self._search_set, ranking, self._by_layer, self._room
+        )
+
+    def cost(self, pins: Collection[str]) -> float:
+        """The predicted time of ``pins`` beyond everything reduced."""
+        return self._context.costs.predicted(self._search_set.base.with_pins(pins))
+
+    def shortest(self) -> frozenset[str] | None:
+        """The shortest prefix that passes the search set; None where even all pins miss."""
+        length = self._passing(0, len(self._problem.begin))
+        return None if length is None else frozenset(self._ranking[:length])
+
+    def _passing(self, shortest: int, guess: int) -> int | None:
+        ranking, strength = self._ranking, self._strength
+        return shortest_passing(self._search_set, ranking, self._room, shortest, strength, guess)
 
     def run(self, fewest: int = 0) -> Bisection | None:
         """The set of ``fewest`` pins at least; None where even all pins miss the requirement."""
@@ -128,13 +179,11 @@ class RobustSearch:
         return Bisection(pinned, {}, self._room.kept, complete=not pinned, ranked=True)
 
     def _in_rounds(self, fewest: int) -> Bisection | None:
-        shortest, refused_prefix = fewest, None
+        shortest, refused_prefix, refused = fewest, None, 0
         for number in range(MAX_ROUNDS):
             # An older plan's pins are a guess, from which fewer are tried too.
             guess = 0 if number else len(self._problem.begin)
-            length = shortest_passing(
-                self._search_set, self._ranking, self._room, shortest, self._strength, guess
-            )
+            length = self._passing(shortest, guess)
             if length is None:
                 return refused_prefix
             refusals: list[Refusal] = []
@@ -143,11 +192,12 @@ class RobustSearch:
                     continue
                 refusal, validation = self._validated(candidate.pinned)
                 if refusal is None:
-                    return replace(candidate, validation=validation)
+                    found = replace(candidate, validation=validation)
+                    return self._less(found, refused) if number and found.ranked else found
                 refusals.append(refusal)
             for refusal in refusals:
                 self._search_set.add(refusal)
-            refused_prefix = self._prefix(frozenset(self._ranking[:length]))
+            refused_prefix, refused = self._prefix(frozenset(self._ranking[:length])), length
             if length == len(self._ranking):
                 break
             # A search set that has grown may still know too little.
@@ -156,11 +206,47 @@ class RobustSearch:
             self._search_set.forget(below=shortest)
         return refused_prefix
 
+    def _less(self, found: Bisection, refused: int) -> Bisection:
+        """``found``, or a shorter prefix, longer than ``refused``, that is validated too."""
+        # A set that was refused grows by an estimate, which may be far too much.
+        with suppress(BudgetSpentError):
+            while self._context.tests < MAX_TESTS:
+                score = self._search_set.ask(found.pinned, self._room.limit).score
+                length = self._tenth_less(len(found.pinned))
+                if score > OVERSHOT or length <= refused or not self._passes(length):
+                    break
+                shorter = self._prefix(frozenset(self._ranking[:length]))
+                refusal, validation = self._validated(shorter.pinned)
+                if refusal is not None:
+                    break
+                found = replace(shorter, validation=validation)
+        return found
+
+    def _tenth_less(self, length: int) -> int:
+        """The longest prefix that has a tenth less layers, and costs a tenth less than ``length``.
+
+        Where these cost nothing that a clock would show, layers alone count.
+        """
+        cost = self.cost(self._ranking[:length])
+        within = 0.9 * cost if cost > MIN_SAVING * self._context.costs.extra else math.inf
+        shorter = int(0.9 * length)
+        while shorter and self.cost(self._ranking[:shorter]) > within:
+            shorter -= 1
+        return shorter
+
+    def _passes(self, length: int) -> bool:
+        """Whether both emulators pass a prefix on the search set."""
+        pins, within = frozenset(self._ranking[:length]), self._room.kept
+        if not self._search_set.ask(pins, within).verdict.passed:
+            return False
+        second = self._search_set.ask_second(pins, within)
+        return second is None or second.verdict.passed
+
     def _candidates(self, length: int) -> Iterator[Bisection]:
         """The sets worth a validation: a smaller one whose pins are all proved, then the prefix."""
         ranked = self._ranking[:length]
         # Of the evaluations of a shrinking two are of all pins and of none.
-        if self._problem.settings.pick is None and length <= SHRINK_EVALUATIONS - 2:
+        if length <= SHRINK_EVALUATIONS - 2:
             # The freer the choice of a set, the more of it is luck.
             within = self._room.within(0.8)
             proof = shrunk(self._search_set, ranked, within, self._context.evaluator.workers)

@@ -117,8 +117,7 @@ def first_refusal(
             tested, misses = len(found.results), found.missed(limit)
             may = test.may_miss(problem, tested)
             if misses > may:
-                spares = may if problem.settings.pick is not None else 0
-                return Refusal(kind, missed, tested, found.score(spares))
+                return Refusal(kind, missed, tested, found.score(0))
     return None
 
 

@@ -72,8 +72,6 @@ class ValidationTest:
 
     def may_miss(self, problem: Problem, tested: int) -> int:
         """How many of ``tested`` inputs may fail: fewer than ``misses`` where copies ran out."""
-        if problem.settings.pick is not None:
-            return tested - at_least(problem.settings.pick, tested)
         wanted, allowed = wanted_of_unseen(problem), 0
         while (
             allowed < self.misses and copies_needed(wanted, self.confidence, allowed + 1) <= tested
@@ -108,10 +106,7 @@ def planned_test(
     test = ValidationTest(stream, risk, copies_needed(wanted, 1.0 - risk, misses), misses)
     if not misses:
         test = test.within(problem, usual_seconds, limits.validation_time_s)
-    if problem.settings.pick is None:
-        return test
-    # --pick asks for that share of the copies, without a bound.
-    return replace(test, misses=test.copies - at_least(problem.settings.pick, test.copies))
+    return test
 
 
 def next_test(problem: Problem, context: Context) -> ValidationTest:
@@ -160,8 +155,6 @@ def spared(problem: Problem, kind: InputKind, count: int) -> int:
     """How many of ``count`` samples of ``kind`` may fail in a search."""
     if set_size(problem) > 1:
         count //= set_size(problem)
-    if problem.settings.pick is not None:
-        return count - at_least(problem.settings.pick, count)
     if kind == InputKind.GIVEN:
         return count - at_least(wanted_of_given(problem), count)
     # A validation bounds the share, so that about half as many may fail there. A plan that just
@@ -190,7 +183,7 @@ def wanted_of_unseen(problem: Problem) -> float:
     """The share of unseen inputs that must pass, or is reported where the plan is fitted."""
     settings = problem.settings
     # Copies of an input that fails mostly fail too, so that their share cannot be larger.
-    of_given = settings.share_of_given if set_size(problem) == 1 else settings.pick or 1.0
+    of_given = settings.share_of_given if set_size(problem) == 1 else 1.0
     return settings.robust or min(WANTED, of_given)
 
 

@@ -72,7 +72,7 @@ def test_a_plan_of_0_4_0_is_read(files: list[str], tmp_path: Path) -> None:
     ended = call("export", files[0], *plan, "--format", "trtexec")
     assert ended.exit_code == 0 and "--layerPrecisions" in ended.output
     begin = ("--start-from", tmp_path / "plan.json", "--requirement", "rel_range<=1e-2")
-    alone = ("--robust", "0", "--runner", "emulated", "--repair", "none")
+    alone = ("--robust", "0", "--runner", "emulated", "--repair", "none", "--weights", "nearest")
     ended = call("run", *files, *begin, *out, *alone, "--json")
     found = json.loads(ended.stdout)
     assert ended.exit_code == 0 and found["pinned"] and found["passed"]

@@ -276,7 +276,7 @@ OPTIONS = [
     *(("--holdout", text) for text in ("gone.npz", "none", "*", "/")),
     *(("--robust", text) for text in ("-1", "1", "2", "nan", "x")),
     *(("--allow-misses", text) for text in ("0", "-1", "1.1", "nan")),
-    *(("--pick", text) for text in ("0", "1.5", "x")),
+    *(("--max-cost", text) for text in ("-1", "nan", "x")),
     *(("--keep-fp32", text) for text in ("(", "", "nothing", "m", ".*")),
     *(("--keep-reduced", text) for text in ("(", "nothing", ".*")),
     *(("--workers", text) for text in ("0", "-1", "x")),

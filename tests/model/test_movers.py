@@ -86,7 +86,9 @@ def test_the_search_pays_for_none_of_them(tmp_path: Path) -> None:
     }}"""
     x = {"x": np.linspace(0.1, 2.0, 64, dtype=np.float32)[None]}
     model = onnx.parser.parse_model(text)
-    result = bisect_trt.bisect(model, x, runner="emulated", out=tmp_path, robust=0, repair="none")
+    result = bisect_trt.bisect(
+        model, x, runner="emulated", out=tmp_path, robust=0, repair="none", weights="nearest"
+    )
     assert set(result.pinned) == {"up", "down", *(f"m{i}" for i in range(6))}
     pins = result.pins.set_index("layer")
     assert list(pins.index[pins["proved"]]) == ["up", "down"]

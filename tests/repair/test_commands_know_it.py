@@ -368,7 +368,7 @@ def test_a_run_is_read_back_with_its_choices_and_its_repair(
 
 
 def test_diff_says_which_graph_each_answer_is_for(repaired: Ran, tmp_path: Path) -> None:
-    plain = made(*folded(), tmp_path, "--repair", "none")
+    plain = made(*folded(), tmp_path, "--repair", "none", "--weights", "nearest")
     for pair, graphs in (
         ((plain, repaired), ("original", "repaired")),
         ((repaired, plain), ("repaired", "original")),

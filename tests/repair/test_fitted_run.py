@@ -94,7 +94,7 @@ def test_any_row_is_exported_from_its_own_model(fitted: Result, tmp_path: Path) 
     ended = call("export", source, *plan, "--choice", "plan", "-o", str(tmp_path / "other.onnx"))
     assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
     record = json.loads((fitted.folder / "plan.json").read_text())
-    assert record["fitted_sha256"] and record["weights_fitted_on"]
+    assert record["fitted_sha256"] and record["weights_fitted_on"] and record["weights_fitted_by"]
     assert model
 
 

@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt import pipeline
-from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import BudgetSpentError, Observer
 from bisect_trt.report.summarise import Result
 from bisect_trt.runners.device import Device
@@ -101,15 +100,15 @@ def test_a_set_tried_before_the_search_is_not_called_ranked(tmp_path: Path) -> N
     assert found is not None and not found.ranked and not found.complete
 
 
-def test_weights_of_another_precision_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="--weights fit rounds only for FP16, and its"):
-        answered(blocks(), tmp_path, precision="bf16")
+def test_weights_of_another_precision_are_left_alone(tmp_path: Path) -> None:
+    found = answered(blocks(), tmp_path, precision="bf16")
+    assert "weights fitted" not in [choice.name for choice in found.choices]
 
 
 def test_a_dry_run_says_that_fitting_takes_time(files: Path) -> None:
     given = (files / "m.onnx", "--input", files / "x.npz", "--runner", "emulated", "--dry-run")
-    assert "needs minutes" in call("run", *given, "--weights", "fit").output
-    assert "needs minutes" not in call("run", *given).output
+    assert "rounded to fit" in call("run", *given).output
+    assert "rounded to fit" not in call("run", *given, "--weights", "nearest").output
 
 
 def test_weights_stay_where_the_rest_reads_inner_tensors(tmp_path: Path) -> None:

@@ -122,8 +122,7 @@ def test_an_input_that_asks_for_most_pins_is_named() -> None:
         given_passed=8, perturbed_passed=8, augmented_passed=8, given_missed=None, worst_score=0.9
     )
     assert next_step(replace(found, tradeoff=less)) == (
-        "What next: fewer may do: 2 pins held on all of 24 inputs and copies (tradeoff.csv, "
-        "--pick 0.95)."
+        "What next: fewer may do: 2 pins held on all of 24 inputs and copies (tradeoff.csv)."
     )
     # Where copies of the others miss as well, or it misses by little, it is no odd input.
     spread, near = table.assign(perturbed_share=[0.2, 0.4, 1.0]), table.assign(worst_score=1.4)
@@ -219,12 +218,13 @@ def test_a_plan_that_leaves_hardly_a_layer_is_no_plain_success() -> None:
     assert 'id="answer" class="answer unsure"' in as_html(most)
     assert next_step(most) == (
         "What next: run everything in TF32, which meets it on the given inputs; take fewer pins, "
-        "which hold on some inputs (tradeoff.csv, --pick SHARE)."
+        "which hold on some inputs (tradeoff.csv, --allow-misses SHARE)."
     )
     assert next_step(most) in as_html(most) and "What next: run everything" in as_markdown(most)
     missed = replace(most, outputs=most.outputs.assign(outcome="fail"))
     assert next_step(missed) == (
-        "What next: take fewer pins, which hold on some inputs (tradeoff.csv, --pick SHARE)."
+        "What next: take fewer pins, which hold on some inputs (tradeoff.csv, --allow-misses "
+        "SHARE)."
     )
     for unfinished in ({"out_of_time": True}, {"complete": False, "ranked": False}):
         assert headline(replace(most, **unfinished)).startswith("Keep 19 of 20 layers")

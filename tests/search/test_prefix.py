@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.prefix import grown, shortest_prefix
+from bisect_trt.search.prefix import affordable, by_worth, grown, shortest_prefix
 
 
 @given(st.integers(0, 1999), st.data())
@@ -101,3 +101,37 @@ def test_what_cannot_be_told_grows_by_nothing(
     strengths: list[float], length: int, share: float
 ) -> None:
     assert grown(strengths, length, share) == length
+
+
+@given(st.permutations([f"layer{k}" for k in range(12)]))
+def test_layers_are_ranked_by_what_their_cost_buys(names: list[str]) -> None:
+    strength = {name: float(1 + int(name[5:]) % 5) for name in names[:9]}  # three are unknown
+    cost = {name: float(1 + int(name[5:]) % 4) for name in names}
+    first = set(names[3:5])
+    ranked = by_worth(names, strength, cost, first)
+    assert sorted(ranked) == sorted(names) and set(ranked[:2]) == first
+    rest = ranked[2:]
+    least = min(strength.values())
+    worth = [strength.get(name, least) / cost[name] for name in rest]
+    assert worth == sorted(worth, reverse=True)
+
+
+def test_layers_that_cost_nothing_keep_their_order_of_strength() -> None:
+    strength = {"dear": 100.0, "a": 1.0, "b": 3.0, "c": 2.0}
+    cost = {"dear": 1000.0, "a": 0.0, "b": 0.01, "c": 0.5}
+    assert by_worth(list(strength), strength, cost) == ["b", "c", "a", "dear"]
+    assert by_worth(["a", "b"], {}, {}) == ["a", "b"]
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.integers(0, 60))
+def test_what_fits_is_taken_in_order_and_what_does_not_is_passed_over(
+    costs: list[int], limit: int
+) -> None:
+    names = [f"layer{k}" for k in range(len(costs))]
+    cost = dict(zip(names, costs, strict=True))
+    kept = affordable(names, lambda pins: sum(cost[name] for name in pins) <= limit)
+    expected: list[str] = []
+    for name in names:
+        if sum(cost[n] for n in expected) + cost[name] <= limit:
+            expected.append(name)
+    assert kept == expected

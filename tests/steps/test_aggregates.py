@@ -12,7 +12,6 @@ import pytest
 
 import bisect_trt
 from bisect_trt import Result
-from bisect_trt.base.limits import Limits
 from bisect_trt.base.sample import evenly
 from bisect_trt.model.graph import Graph
 from bisect_trt.steps import tradeoff
@@ -156,27 +155,6 @@ def test_the_frontier_is_judged_on_the_inputs_that_decide(tmp_path: Path) -> Non
     first = result.tradeoff.iloc[0]
     assert first["pins"] == 0 and first["given_tested"] == 25
     assert first["given_missed"] == result.samples[left_out]
-
-
-@pytest.mark.slow
-def test_a_point_of_the_frontier_can_be_picked(tmp_path: Path) -> None:
-    half = run(tmp_path / "half", 4, pick=0.5, limits=Limits())
-    most = run(tmp_path / "most", 4, pick=1.0, limits=Limits())
-    assert half.passed and most.passed and len(half.pinned) < len(most.pinned)
-    assert half.validation is not None and half.validation.perturbed.tested >= 59
-    for found, share in ((half, 0.5), (most, 1.0)):
-        assert found.validation is not None
-        kinds = (found.validation.given, found.validation.perturbed, found.validation.augmented)
-        assert min(kind.share for kind in kinds) >= share
-    # The word is for the share that was asked for, and says so, also where it is looked at later.
-    assert half.ranked and half.validation.wanted == 0.5
-    assert "for the 50 % asked for" in (tmp_path / "half" / "report.md").read_text()
-    plan = tmp_path / "half" / "plan.json"
-    later = bisect_trt.verify(
-        FIXTURE.model, inputs(4), plan, runner="emulated", out=tmp_path / "later"
-    )
-    assert later.passed and later.validation is not None
-    assert later.validation.wanted == 0.5
 
 
 def test_a_variant_may_be_a_function_of_the_users(

@@ -64,7 +64,7 @@ def case_of(size: int = 1) -> Any:
     return SimpleNamespace(
         requirements=SimpleNamespace(of_sets=size > 1),
         samples=[0] * size,
-        settings=SimpleNamespace(pick=None),
+        settings=SimpleNamespace(),
         kept_reduced=frozenset(),
         names=("a", "b"),
     )

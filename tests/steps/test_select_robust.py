@@ -27,22 +27,40 @@ def searched(
     search_set: Any = None,
 ) -> Bisection:
     """What the rounds end with, where the search set and the tests are made of numbers."""
-    problem: Any = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
+    search_set = search_set or SimpleNamespace(
+        base=PrecisionPlan("fp16"),
+        add=lambda _: None,
+        forget=lambda below: None,
+        ask=lambda *_: SimpleNamespace(score=1.0),
+    )
+    found = search_of(names, strength, search_set, Costs({})).run(fewest)
+    assert found is not None
+    return found
+
+
+class Costs:
+    """A plan costs what its layers cost together."""
+
+    def __init__(self, of: dict[str, float]) -> None:
+        self._of, self.extra = of, sum(of.values())
+
+    def predicted(self, plan: PrecisionPlan) -> float:
+        return sum(self._of.get(name, 0.0) for name in plan.pinned)
+
+
+def search_of(
+    names: list[str], strength: dict[str, float], search_set: Any, costs: Costs
+) -> RobustSearch:
+    problem: Any = SimpleNamespace(begin=(), settings=SimpleNamespace())
     context: Any = SimpleNamespace(
         tell=lambda _: None,
         evaluator=SimpleNamespace(workers=1),
         engine=None,
         time=SimpleNamespace(search_ended=lambda: None),
+        tests=0,
+        costs=costs,
     )
-    search_set = search_set or SimpleNamespace(
-        base=PrecisionPlan("fp16"),
-        add=lambda _: None,
-        forget=lambda below: None,
-    )
-    room = Headroom(1.0, 0.0, 0.95)
-    found = RobustSearch(problem, context, search_set, names, strength, room).run(fewest)
-    assert found is not None
-    return found
+    return RobustSearch(problem, context, search_set, names, strength, Headroom(1.0, 0.0, 0.95))
 
 
 @pytest.mark.parametrize(
@@ -220,6 +238,87 @@ def test_what_shrinking_tried_is_no_answer_when_the_time_ends(
     names = [f"layer{k}" for k in (*range(10, 20), *range(10))]
     found = cut_short(monkeypatch, SearchSet(10, asks), names)
     assert found.pinned == frozenset(names) and found.ranked
+
+
+ROOM = 40
+"""Squared errors that a set may leave in :class:`Errors`."""
+
+
+class Errors(SearchSet):
+    """Passes what leaves at most :data:`ROOM` of the layers' squared errors."""
+
+    def __init__(self, squares: dict[str, float]) -> None:
+        super().__init__(0, 10_000)
+        self.squares = squares
+
+    def score(self, pins: frozenset[str]) -> float:
+        left = sum(square for name, square in self.squares.items() if name not in pins)
+        return math.sqrt(left / ROOM)
+
+    def ask(self, pins: frozenset[str], limit: float, few: int | None = None) -> Any:
+        score = self.score(pins) / limit
+        return SimpleNamespace(verdict=Verdict.PASS if score <= 1.0 else Verdict.FAIL, score=score)
+
+    def ask_second(self, pins: frozenset[str], limit: float) -> Any:
+        return self.ask(pins, limit)
+
+    def add(self, _: Refusal) -> None:
+        pass
+
+
+def network() -> tuple[dict[str, float], Costs]:
+    """Ten matrix layers with the larger errors, and 90 cheap ones with small errors."""
+    squares = {f"matrix{k}": 4.0 + 0.1 * k for k in range(10)}
+    squares |= {f"cheap{k}": 0.6 for k in range(90)}
+    cost = {name: 10.0 if name.startswith("matrix") else 0.001 for name in squares}
+    return squares, Costs(cost)
+
+
+def test_many_cheap_layers_are_taken_before_few_dear_ones() -> None:
+    squares, costs = network()
+    harm = sorted(squares, key=lambda name: -squares[name])
+    search_set: Any = Errors(squares)
+    search = search_of(harm, squares, search_set, costs)
+    triage: Any = SimpleNamespace(
+        ranking=harm, sensitivity=SimpleNamespace(strength=squares), broken=frozenset()
+    )
+    few = search.shortest()
+    chosen = select_robust._cheaper(search, costs, triage)  # type: ignore[arg-type]
+    many = chosen.shortest()
+    assert few is not None and many is not None and len(many) > len(few)
+    assert search.cost(many) < 0.5 * search.cost(few)
+
+
+def test_a_set_that_costs_nothing_is_not_looked_for_twice() -> None:
+    squares, _ = network()
+    search_set: Any = Errors(squares)
+    free = Costs({"elsewhere": 1.0})
+    search = search_of(list(squares), squares, search_set, free)
+    triage: Any = SimpleNamespace(
+        ranking=list(squares), sensitivity=SimpleNamespace(strength=squares), broken=frozenset()
+    )
+    assert select_robust._cheaper(search, free, triage) is search  # type: ignore[arg-type]
+
+
+def test_what_a_refusal_has_overshot_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New inputs pass from 30 layers on; after the refusal of 20 the next set has 90."""
+    squares = dict.fromkeys((f"layer{k}" for k in range(100)), 0.5)
+    search_set: Any = Errors(squares)
+    tried = []
+
+    def final_validation(_: Any, __: Any, plan: PrecisionPlan, *___: Any) -> tuple[Any, Any]:
+        tried.append(len(plan.pinned))
+        refused = Refusal("augmented", (), 9, 1.1) if tried[-1] < 30 else None
+        return refused, None if refused else f"validation of {tried[-1]}"
+
+    monkeypatch.setattr(select_robust, "final_validation", final_validation)
+    monkeypatch.setattr(select_robust, "longer", lambda *_: 90)
+    search = search_of(list(squares), squares, search_set, Costs(dict.fromkeys(squares, 1.0)))
+    found = search.run()
+    assert found is not None and found.validation == f"validation of {len(found.pinned)}"
+    assert len(found.pinned) in tried and 30 <= len(found.pinned) < 90
+    left = search_set.score(found.pinned)
+    assert left > select_robust.OVERSHOT or 0.9 * len(found.pinned) <= tried[0]
 
 
 def cut_short(

@@ -548,7 +548,7 @@ def rolled(
     return {name: np.roll(array, by, -1) for name, array in inputs.items()}
 
 
-@pytest.mark.parametrize("options", [{"pick": 0.5}, {"robust": 0.5}])
+@pytest.mark.parametrize("options", [{"allow_misses": 0.5}, {"robust": 0.5}])
 def test_a_share_is_asked_of_as_many_variants_as_there_are(
     tmp_path: Path, options: dict[str, float]
 ) -> None:

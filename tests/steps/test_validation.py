@@ -51,8 +51,6 @@ def case_of(tmp_path: Path, share: float, require: str = "max_abs<=1") -> Proble
         ({"allow_misses": 0.1}, "max_abs@mean<=1", 0.95),  # of a set none is let miss
         ({"allow_misses": 0.1, "robust": 0.97}, "max_abs<=1", 0.97),
         ({"allow_misses": 0.1, "robust": 0.0}, "max_abs<=1", 0.9),
-        ({"pick": 0.5}, "max_abs<=1", 0.5),
-        ({"pick": 0.99}, "max_abs<=1", 0.95),
     ],
 )
 def test_no_more_of_unseen_inputs_are_asked_to_hold_than_of_the_given_ones(
