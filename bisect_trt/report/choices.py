@@ -1,4 +1,4 @@
-"""The rows that a user chooses among: as it is, repaired, the plan, BF16, FP32."""
+"""The rows that a user chooses among: from as it is to FP32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from bisect_trt.base.outcomes import Validation, ValidationVerdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 
-AS_IS, REPAIRED, FITTED = "as it is", "repaired", "weights fitted"
+AS_IS, REPAIRED, FITTED, KNEE = "as it is", "repaired", "weights fitted", "knee"
 PLAN, BF16, FP32 = "plan", "BF16", "FP32"
 """Names of the rows."""
 

@@ -20,16 +20,22 @@ from bisect_trt.base.limits import thread_count
 from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding, ValidationVerdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.model.cost import CostTable
 from bisect_trt.model.inputs import dynamic_inputs
 from bisect_trt.model.patterns import find_patterns
-from bisect_trt.report.choices import AS_IS, BF16, FITTED, FP32, PLAN, REPAIRED, Choice, Passes
+from bisect_trt.report.choices import (
+    AS_IS,
+    FITTED,
+    FP32,
+    PLAN,
+    REPAIRED,
+    Choice,
+)
 from bisect_trt.report.headline import answer_lines, files_line
 from bisect_trt.report.html import as_fragment
 from bisect_trt.report.markdown import answer_as_markdown
 from bisect_trt.report.record import EngineFacts, MarkingEffect, Record, SearchFacts
 from bisect_trt.report.repairs import RepairFacts, facts_of
-from bisect_trt.report.row_times import is_slower, with_times
+from bisect_trt.report.rows import choices_of, is_slower, timed, with_knee
 from bisect_trt.report.tables import (
     cost_table,
     findings_of,
@@ -46,7 +52,6 @@ from bisect_trt.search.find import count_violations, information_bound, ranking_
 from bisect_trt.settings import as_command, as_word
 from bisect_trt.steps.answer import RunState, best_so_far
 from bisect_trt.steps.context import RunStatistics
-from bisect_trt.steps.repair import Repair
 from bisect_trt.steps.select_fitted import Bisection
 from bisect_trt.steps.sensitivity import suspicion_of
 from bisect_trt.version import __version__
@@ -294,14 +299,17 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
         if answered is not None and answered.state.baselines is not None:
             others[name] = _of_graph(answered.state, answered.run_statistics, own.seconds)
     rows = choices_of(state, own, others)
-    if rows and run_statistics.costs is not None:
-        tables = {name: t for name, t in _tables(state).items() if name in others}
-        rows = with_times(rows, run_statistics.costs, tables, _measured(state))
+    rows = timed(rows, state, run_statistics, others)
     # Of equal answers the one that changes less: the original, then the repaired graph.
     best, name = own, ""
     for other in (name for name in others if _is_of_use(others[name])):
         if _is_better(others[other], best, _row(rows, other), _row(rows, name or _name_of(own))):
             best, name = others[other], other
+    answered = {REPAIRED: state.repaired, FITTED: state.fitted}.get(name)
+    its, its_runs = (
+        (answered.state, answered.run_statistics) if answered else (state, run_statistics)
+    )
+    rows = timed(with_knee(rows, its, its_runs, _row(rows, name)), state, run_statistics, others)
     if not name:
         return replace(own, choices=_recommending(rows, own))
     rows = [replace(choice, recommended=choice.name == name) for choice in rows]
@@ -343,75 +351,6 @@ def _name_of(own: Result) -> str:
     if own.plan.base is Precision.FP32 or len(own.pinned) == own.layer_count:
         return FP32
     return PLAN if own.plan.chosen else AS_IS
-
-
-def _tables(state: RunState) -> dict[str, CostTable]:
-    """What plans cost on the graphs of other rows."""
-    answers = {REPAIRED: state.repaired, FITTED: state.fitted}
-    found = {name: a.run_statistics.costs for name, a in answers.items() if a is not None}
-    return {name: table for name, table in found.items() if table is not None}
-
-
-def _measured(state: RunState) -> dict[str, float]:
-    """The latencies of the rows whose engines were timed, in ms."""
-    found: dict[str, Evaluation] = {}
-    if state.engine is not None:
-        found = {AS_IS: state.engine.base, FP32: state.engine.fp32}
-    if state.judgement is not None:
-        found[PLAN] = state.judgement.result
-    if state.bf16 is not None:
-        found[BF16] = state.bf16.evaluation
-    for name, answered in ((REPAIRED, state.repaired), (FITTED, state.fitted)):
-        its = answered.state if answered is not None else None
-        if its is not None and its.judgement is not None:
-            found[name] = its.judgement.result
-        elif its is not None and its.engine is not None:
-            found[name] = its.engine.base
-    times = {name: float(e.facts.get("latency_ms", math.nan)) for name, e in found.items()}
-    return {name: time for name, time in times.items() if math.isfinite(time)}
-
-
-def choices_of(state: RunState, own: Result, others: Mapping[str, Result]) -> list[Choice]:
-    """The rows that there are, none of them recommended yet; ``others`` by their names."""
-    judge, base = state.engine or state.baselines, state.base.with_pins(())
-    if judge is None:
-        return []
-    names = [layer.name for layer in state.problem.layers]
-    is_base = own.plan.base is base.base and not own.plan.chosen
-    passes = Passes.GIVEN if own.base_score <= 1.0 else Passes.NO
-    rows = [_choice(AS_IS, base, names, own.base_score, passes)]
-    if is_base:
-        rows = [_choice_of(AS_IS, own, names)]
-    for name, other in others.items():
-        row = _choice_of(name, other, other.pinned)
-        is_repaired = isinstance(state.repair, Repair)
-        rows.append(replace(row, repaired=is_repaired, fitted=name == FITTED))
-    all_fp32 = own.plan.base is Precision.FP32 or len(own.pinned) == len(names)
-    if own.passed and not is_base and not all_fp32:
-        rows.append(_choice_of(PLAN, own, names))
-    if state.bf16 is not None:
-        found, validation = state.bf16.evaluation, state.bf16.validation
-        passes = Passes.of(found.verdict.passed, validation)
-        layers = [layer.name for layer in state.problem.graph.layers_at(Precision.BF16)]
-        rows.append(_choice(BF16, found.plan, layers, found.score, passes))
-    fp32 = judge.fp32
-    passes = Passes.of(fp32.verdict.passed, own.validation if all_fp32 else None)
-    everything = PrecisionPlan(Precision.FP32, frozenset(names))
-    rows.append(_choice(FP32, everything, names, fp32.score, passes))
-    return rows
-
-
-def _choice(
-    name: str, plan: PrecisionPlan, names: Sequence[str], score: float, passes: Passes
-) -> Choice:
-    pinned = tuple(layer for layer in names if layer in plan.pinned)
-    return Choice(name, plan, pinned, repaired=False, worst_score=score, passes=passes)
-
-
-def _choice_of(name: str, result: Result, names: Sequence[str]) -> Choice:
-    """The row of an answer."""
-    passes = Passes.of(result.passed and not result.is_refuted, result.validation)
-    return _choice(name, result.plan, names, result.score, passes)
 
 
 def _recommending(choices: Sequence[Choice], own: Result) -> list[Choice]:
@@ -480,7 +419,7 @@ def _of_run(state: RunState, run_statistics: RunStatistics) -> dict[str, Any]:
         "metrics": [as_word(metric) for metric in settings.metrics],
         "validation": state.validation,
         "inputs": state.inputs if state.inputs is not None else pd.DataFrame(),
-        "tradeoff": state.tradeoff if state.tradeoff is not None else pd.DataFrame(),
+        "tradeoff": state.tradeoff.table if state.tradeoff is not None else pd.DataFrame(),
         "given_share": settings.share_of_given,
         "budget_minutes": settings.budget,
         "threads": thread_count(settings.threads),

@@ -36,7 +36,8 @@ from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.repair import Refused, Repair
 from bisect_trt.steps.search_set import all_in_fp32
 from bisect_trt.steps.select_fitted import Bisection
-from bisect_trt.steps.tradeoff import measure_tradeoff
+from bisect_trt.steps.select_robust import ranked_by_worth
+from bisect_trt.steps.tradeoff import Tradeoff, measure_tradeoff
 from bisect_trt.steps.validation import validate, validation_as_known
 from bisect_trt.steps.validation_inputs import (
     MAX_TESTS,
@@ -69,7 +70,7 @@ class RunState:
     ``settled``: the diagnosis that ended the run early.
     ``repair``: what the graph's repair came to; ``repaired``: the answer on the repaired graph.
     ``weights``: weights rounded to fit; ``fitted``: the answer with them.
-    ``inputs``: a row for each input; ``tradeoff``: a row for each number of pins.
+    ``inputs``: a row for each input; ``tradeoff``: a row for each plan of the curve, and its knee.
     ``reproducibility``: that of the answer's engine.
     ``not_reproducible``: the diagnosis where that takes the answer back.
     ``out_of_time``: the budget ended the search; ``interrupted``: the user did.
@@ -90,7 +91,7 @@ class RunState:
     unseen: UnseenInputs | None = None
     validation: Validation | None = None
     inputs: pd.DataFrame | None = None
-    tradeoff: pd.DataFrame | None = None
+    tradeoff: Tradeoff | None = None
     reproducibility: Reproducibility | None = None
     not_reproducible: Diagnosis | None = None
     out_of_time: bool = False
@@ -442,11 +443,16 @@ def with_tables(state: RunState, context: Context) -> RunState:
     return replace(state, inputs=inputs_table(state, context, answer), tradeoff=tradeoff)
 
 
-def _tradeoff(state: RunState, context: Context, answer: PrecisionPlan) -> pd.DataFrame | None:
+def _tradeoff(state: RunState, context: Context, answer: PrecisionPlan) -> Tradeoff | None:
     """The trade-off curve; None where no reduced plan was measured."""
     problem, triage = state.problem, state.triage
     if state.baselines is None or problem.settings.fitted or answer.base is not problem.base.base:
         return None
     context.observer.step("tradeoff")
-    base, ranking = (problem.base, ()) if triage is None else (triage.base, triage.ranking)
-    return measure_tradeoff(problem, context, base, ranking, answer, state.validation)
+    base, ranking = problem.base, list[str]()
+    if triage is not None:
+        base, ranking = triage.base, ranked_by_worth(context.costs, triage)
+    found = measure_tradeoff(problem, context, base, ranking, answer, state.validation)
+    if found.knee is not None:
+        context.evaluator.evaluate(found.knee)  # its row says its score on the given inputs
+    return found

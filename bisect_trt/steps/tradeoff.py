@@ -1,9 +1,11 @@
-"""The trade-off curve: how many inputs each number of pins holds on, along the ranking."""
+"""The trade-off curve: error and predicted time against what is kept in FP32."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -14,16 +16,31 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.result import SearchSetResult, meets
 from bisect_trt.metrics.statistics import lower_bound
+from bisect_trt.model.cost import CostTable
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.samples import augmented, perturbs
 from bisect_trt.steps.validation_inputs import TRADEOFF, TRADEOFF_COPIES, set_size
 
-STEPS = (0, 2, 8, 32, 128, 512, 2048)
-"""How many of the ranked layers are pinned, beside the answer, its neighbours and all layers."""
+STEPS = (0, 1, 2, 4, 8, 16)
+"""How many of the ranked layers are pinned, beside the answer and all layers."""
+
+COST_STEPS = tuple(k / 10.0 for k in range(10))
+"""Shares of FP16's saving that further rows give up at most."""
+
+KNEE_COST, KNEE_GAIN = 0.1, 0.25
+"""Behind the knee so much of FP16's saving lowers the worst error by less than this part."""
 
 GIVEN_A_ROW = 24
 """Given inputs, and as many held out ones, that a row is judged on, beside those that miss most."""
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """A row for each plan of the curve; ``knee`` is its plan where more time buys little."""
+
+    table: pd.DataFrame
+    knee: PrecisionPlan | None = None
 
 
 def measure_tradeoff(
@@ -33,12 +50,12 @@ def measure_tradeoff(
     ranking: Sequence[str],
     answer: PrecisionPlan,
     validation: Validation | None = None,
-) -> pd.DataFrame:
-    """The inputs that each number of pins holds on, by the first emulator.
+) -> Tradeoff:
+    """The errors and the inputs that pass along ``ranking``, by the first emulator.
 
     The answer's row has the counts of its validation: on other copies there would be a second one.
     """
-    sets = [(answer, "answer"), *_beside(base, ranking, answer)]
+    sets = [(answer, "answer"), *_beside(context.costs, base, ranking, answer)]
     if context.engine is not None or validation is None or validation.unfinished:
         validation = None
     # Where nothing was searched the validation says it all.
@@ -56,6 +73,7 @@ def measure_tradeoff(
         if source == "answer" and context.evaluator.knows(answer):
             judged[InputKind.GIVEN] = problem.samples
         row = _row(problem, context, plan, source, judged)
+        row["saving_kept"] = context.costs.saving_kept(plan)
         if source == "answer" and validation is not None:
             row |= _validated(validation)
         rows.append(row)
@@ -65,30 +83,60 @@ def measure_tradeoff(
             f"model's take longer than the {limit_s:.0f} s that it may take"
         )
         context.note(Finding("tradeoff", "", message))
-    rows.sort(key=lambda row: (row["pins"], row["set"] == "answer"))
-    return pd.DataFrame(rows)
+    measured = sorted(
+        zip((plan for plan, _ in sets), rows, strict=False),
+        key=lambda one: (one[1]["pins"], one[1]["set"] == "answer"),
+    )
+    return Tradeoff(pd.DataFrame([row for _, row in measured]), knee_of(context.costs, measured))
+
+
+def knee_of(
+    costs: CostTable, measured: Sequence[tuple[PrecisionPlan, Mapping[str, object]]]
+) -> PrecisionPlan | None:
+    """The plan behind which a further tenth of the saving lowers the worst error by little.
+
+    ``measured`` are plans and their rows. None where nothing is saved, or fewer than two errors are
+    finite.
+    """
+    points = [
+        (1.0 - costs.saving_kept(plan), float(row["worst_score"]), plan)  # type: ignore[arg-type]
+        for plan, row in measured
+    ]
+    points = [point for point in points if all(map(math.isfinite, point[:2]))]
+    points.sort(key=lambda point: (point[0], len(point[2].pinned)))
+    for place, (cost, score, plan) in enumerate(points if len(points) > 1 else ()):
+        rest = points[place + 1 :]
+        near = [s for c, s, _ in rest if c <= cost + KNEE_COST]
+        # Where no plan costs so little more, the next one says what more time buys.
+        if min(near or [s for _, s, _ in rest[:1]], default=math.inf) > (1 - KNEE_GAIN) * score:
+            return plan
+    return None
 
 
 def _beside(
-    base: PrecisionPlan, ranking: Sequence[str], answer: PrecisionPlan
+    costs: CostTable, base: PrecisionPlan, ranking: Sequence[str], answer: PrecisionPlan
 ) -> list[tuple[PrecisionPlan, str]]:
     """The prefixes of the ranking that are shown beside the answer, the nearest to it first."""
-    lengths = _lengths(len(ranking), min(len(answer.chosen), len(ranking)))
-    plans = [base.with_pins(ranking[:length]) for length in lengths]
+    lengths = {*(n for n in STEPS if n < len(ranking)), len(ranking)}
+    lengths |= {_length_within(costs, base, ranking, share) for share in COST_STEPS}
+    plans = [base.with_pins(ranking[:length]) for length in sorted(lengths)]
     # Different lengths may close to the same pins, as layers that only move values follow others.
     others = [plan for plan in plans if plan.pinned != answer.pinned]
-    others.sort(key=lambda plan: abs(len(plan.pinned) - len(answer.pinned)))
+    cost = costs.predicted(answer)
+    others.sort(key=lambda plan: abs(costs.predicted(plan) - cost))
     return [(plan, "ranking") for plan in others]
 
 
-def _lengths(every: int, answer: int) -> list[int]:
-    """Numbers of pins: the steps, all, and half way from the answer to the steps beside it."""
-    steps = {n for n in STEPS if n < every} | {every}
-    below = max((n for n in steps if n < answer), default=answer)
-    above = min((n for n in steps if n > answer), default=answer)
-    between = {(below + answer) // 2, (answer + above) // 2}
-    # Nearly as many pins as the answer has tell nothing beside it.
-    return sorted(steps.union(n for n in between if abs(n - answer) > answer / 10.0))
+def _length_within(
+    costs: CostTable, base: PrecisionPlan, ranking: Sequence[str], share: float
+) -> int:
+    """The longest prefix that gives up at most ``share`` of FP16's saving."""
+    limit = share * costs.extra
+
+    def exceeds(length: int) -> bool:
+        return costs.predicted(base.with_pins(ranking[:length])) > limit
+
+    return max(0, bisect_left(range(len(ranking) + 1), True, key=exceeds) - 1)
 
 
 def _samples(problem: Problem, context: Context, rows: int) -> dict[InputKind, Sequence[Sample]]:

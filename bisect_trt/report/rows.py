@@ -1,0 +1,184 @@
+"""Makes the rows of the choices from a run's answers, with their times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.model.cost import CostTable
+from bisect_trt.report.choices import (
+    AS_IS,
+    BF16,
+    FITTED,
+    FP32,
+    KNEE,
+    PLAN,
+    REPAIRED,
+    Choice,
+    Passes,
+)
+from bisect_trt.report.record import Record
+from bisect_trt.steps.answer import RunState
+from bisect_trt.steps.context import RunStatistics
+from bisect_trt.steps.repair import Repair
+
+EQUAL = 0.03
+"""A share of FP16's saving: rows that differ by less take the same time."""
+
+
+def choices_of(state: RunState, own: Record, others: Mapping[str, Record]) -> list[Choice]:
+    """The rows that there are, none of them recommended yet; ``others`` by their names."""
+    judge, base = state.engine or state.baselines, state.base.with_pins(())
+    if judge is None:
+        return []
+    names = [layer.name for layer in state.problem.layers]
+    is_base = own.plan.base is base.base and not own.plan.chosen
+    passes = Passes.GIVEN if own.base_score <= 1.0 else Passes.NO
+    rows = [_choice(AS_IS, base, names, own.base_score, passes)]
+    if is_base:
+        rows = [_choice_of(AS_IS, own, names)]
+    for name, other in others.items():
+        row = _choice_of(name, other, other.pinned)
+        is_repaired = isinstance(state.repair, Repair)
+        rows.append(replace(row, repaired=is_repaired, fitted=name == FITTED))
+    all_fp32 = own.plan.base is Precision.FP32 or len(own.pinned) == len(names)
+    if own.passed and not is_base and not all_fp32:
+        rows.append(_choice_of(PLAN, own, names))
+    if state.bf16 is not None:
+        found, validation = state.bf16.evaluation, state.bf16.validation
+        passes = Passes.of(found.verdict.passed, validation)
+        layers = [layer.name for layer in state.problem.graph.layers_at(Precision.BF16)]
+        rows.append(_choice(BF16, found.plan, layers, found.score, passes))
+    fp32 = judge.fp32
+    passes = Passes.of(fp32.verdict.passed, own.validation if all_fp32 else None)
+    everything = PrecisionPlan(Precision.FP32, frozenset(names))
+    rows.append(_choice(FP32, everything, names, fp32.score, passes))
+    return rows
+
+
+def _choice(
+    name: str, plan: PrecisionPlan, names: Sequence[str], score: float, passes: Passes
+) -> Choice:
+    pinned = tuple(layer for layer in names if layer in plan.pinned)
+    return Choice(name, plan, pinned, repaired=False, worst_score=score, passes=passes)
+
+
+def _choice_of(name: str, result: Record, names: Sequence[str]) -> Choice:
+    """The row of an answer."""
+    passes = Passes.of(result.passed and not result.is_refuted, result.validation)
+    return _choice(name, result.plan, names, result.score, passes)
+
+
+def timed(
+    rows: Sequence[Choice],
+    state: RunState,
+    run_statistics: RunStatistics,
+    others: Mapping[str, Record],
+) -> list[Choice]:
+    """``rows`` with their times."""
+    if not rows or run_statistics.costs is None:
+        return list(rows)
+    tables = {name: table for name, table in _tables(state).items() if name in others}
+    knee = next((row for row in rows if row.name == KNEE), None)
+    if knee is not None and (knee.fitted or knee.repaired):
+        tables[KNEE] = tables[FITTED if knee.fitted else REPAIRED]
+    return _with_times(rows, run_statistics.costs, tables, _measured(state))
+
+
+def with_knee(
+    rows: Sequence[Choice], state: RunState, run_statistics: RunStatistics, of: Choice | None
+) -> list[Choice]:
+    """``rows`` with the knee of the recommended graph, whose row is ``of``, before the plan."""
+    knee = state.tradeoff.knee if state.tradeoff is not None else None
+    found = run_statistics.worst_of(knee, run_statistics.emulators) if knee is not None else None
+    same = [row for row in rows if knee is not None and row.plan.pinned == knee.pinned]
+    if knee is None or found is None or any(row.plan.base is knee.base for row in same):
+        return list(rows)
+    passes = Passes.GIVEN if found.verdict.passed else Passes.NO
+    row = _choice(KNEE, knee, [layer.name for layer in state.problem.layers], found.score, passes)
+    if of is not None:
+        row = replace(row, repaired=of.repaired, fitted=of.fitted)
+    place = next((k for k, other in enumerate(rows) if other.name in (PLAN, BF16, FP32)), len(rows))
+    return [*rows[:place], row, *rows[place:]]
+
+
+def _with_times(
+    rows: Sequence[Choice],
+    own: CostTable,
+    others: Mapping[str, CostTable],
+    measured: Mapping[str, float],
+) -> list[Choice]:
+    """``rows`` with their times and the shares of the saving that they keep.
+
+    ``own`` is the table of the original graph, ``others`` those of other rows' graphs. ``measured``
+    are latencies in ms by row; where one of those compared is missing, shares are estimated.
+    """
+    estimated = {row.name: _relative(row, own, others.get(row.name, own)) for row in rows}
+    anchors = {row.name for row in rows} & {AS_IS, FP32}
+    found = []
+    for row in rows:
+        is_measured = anchors | {row.name} <= measured.keys() and len(anchors) == 2
+        times = measured if is_measured else estimated
+        found.append(
+            replace(
+                row,
+                latency_ms=measured.get(row.name),
+                saving_kept=_saving_kept(row.name, times),
+                is_estimated=not is_measured,
+            )
+        )
+    return found
+
+
+def _relative(row: Choice, own: CostTable, table: CostTable) -> float:
+    """The estimated time of a row; everything reduced in the original graph takes 1."""
+    if row.name == BF16:  # the same bytes, and tensor cores of the same rate
+        return own.time(row.plan)
+    if row.plan.base is Precision.FP32:
+        return own.time(replace(row.plan, pinned=frozenset(row.pinned)))
+    return table.time(row.plan) * table.reduced_s / own.reduced_s
+
+
+def _saving_kept(name: str, times: Mapping[str, float]) -> float | None:
+    """The share of the reduced precision's saving that a row keeps; None if it saves nothing."""
+    if AS_IS not in times or FP32 not in times:
+        return None
+    whole = times[FP32] - times[AS_IS]
+    # An engine's times differ by chance where nothing is saved.
+    return (times[FP32] - times[name]) / whole if whole > 0.01 * times[FP32] else None
+
+
+def is_slower(row: Choice, other: Choice) -> bool:
+    """Whether ``row`` takes clearly more time than ``other``, by the shares that they keep."""
+    if row.saving_kept is None or other.saving_kept is None:
+        return False
+    return row.saving_kept < other.saving_kept - EQUAL and not math.isnan(row.saving_kept)
+
+
+def _tables(state: RunState) -> dict[str, CostTable]:
+    """What plans cost on the graphs of other rows."""
+    answers = {REPAIRED: state.repaired, FITTED: state.fitted}
+    found = {name: a.run_statistics.costs for name, a in answers.items() if a is not None}
+    return {name: table for name, table in found.items() if table is not None}
+
+
+def _measured(state: RunState) -> dict[str, float]:
+    """The latencies of the rows whose engines were timed, in ms."""
+    found: dict[str, Evaluation] = {}
+    if state.engine is not None:
+        found = {AS_IS: state.engine.base, FP32: state.engine.fp32}
+    if state.judgement is not None:
+        found[PLAN] = state.judgement.result
+    if state.bf16 is not None:
+        found[BF16] = state.bf16.evaluation
+    for name, answered in ((REPAIRED, state.repaired), (FITTED, state.fitted)):
+        its = answered.state if answered is not None else None
+        if its is not None and its.judgement is not None:
+            found[name] = its.judgement.result
+        elif its is not None and its.engine is not None:
+            found[name] = its.engine.base
+    times = {name: float(e.facts.get("latency_ms", math.nan)) for name, e in found.items()}
+    return {name: time for name, time in times.items() if math.isfinite(time)}
