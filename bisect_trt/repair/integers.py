@@ -175,8 +175,7 @@ def _is_at_stake(wiring: Wiring, origins: _Origins, chain: Sequence[int], ranges
     tensors = _floats(wiring, [name for n in nodes for name in (*n.input, *n.output)])
     if not all(map(origins.is_whole, tensors)):
         return True
-    found = (ranges[tensor] for tensor in tensors if tensor in ranges)
-    return any(max(r.reach, 2.0 * r.largest) > LARGEST_EXACT for r in found)
+    return any(ranges[tensor].reach > LARGEST_EXACT for tensor in tensors if tensor in ranges)
 
 
 def _edit(wiring: Wiring, chain: Sequence[int]) -> Edit:
