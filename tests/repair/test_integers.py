@@ -26,6 +26,7 @@ from bisect_trt.model.tensor_types import infer_types
 from bisect_trt.repair.edits import Proposal, Ranges, Rule
 from bisect_trt.repair.integers import propose_integers
 from bisect_trt.repair.rules import PROPOSE, edited
+from bisect_trt.report.headline import headline
 from bisect_trt.report.record import read_run
 from bisect_trt.settings import Settings
 from bisect_trt.steps.context import open_context
@@ -464,8 +465,32 @@ def test_verify_and_export_take_the_row(ran: Ran, tmp_path: Path) -> None:
         assert code == 0 and "The plan holds." in output, output
 
 
+def test_lengths_are_kept_beside_an_edit(tmp_path: Path) -> None:
+    """Squares leave the range, and a length is counted in float: two rules together."""
+    b = GraphBuilder(11, opset=17)
+    b.scope = "/len"
+    whole = integers(b, b.op("Floor", b.op("Div", length(b), b.weight(2.0))))
+    b.scope = ""
+    h = b.op("MatMul", b.op("Transpose", "x", perm=[1, 0]), b.normal(1, 8, scale=400.0))
+    mean = b.op("ReduceMean", b.op("Mul", h, h), axes=[-1], keepdims=1)
+    h = b.op("Div", h, b.op("Sqrt", b.op("Add", mean, b.weight(0.1))))
+    b.rename_output(b.op("ReduceMean", h, axes=[0], keepdims=0), "y")
+    b.rename_output(whole, "int")
+    model = b.model({"x": [1, "T"]}, {"int": [1], "y": [8]}, integers=["int"])
+    feed = {"x": np.abs(normal(12, 1, 5002)) + 1}
+    found = bisect_trt.bisect(model, [feed], runner="emulated", out=tmp_path, limits=EIGHT)
+    assert found.repair.rules == ["scale", "integers"] and found.is_repaired and found.passed
+    assert sorted(found.pinned) == ["/len/Cast", "/len/Div", "/len/Floor"]
+    assert found.plan.chosen == frozenset()
+    words = "Repair the graph (scale, integers): 3 layers stay in FP32 and the requirement is met"
+    assert words in headline(found) and headline(read_run(tmp_path)) == headline(found)
+    typed = infer_types(onnx.load(tmp_path / "model.typed.onnx"))
+    kinds = [typed.type_of(f"/len/{op}_output_0") for op in ("Cast", "Div", "Floor")]
+    assert kinds == [FLOAT] * 3
+
+
 def test_nothing_else_is_kept_beside_the_chain(tmp_path: Path) -> None:
-    """Where the search may keep no layer, the rule's are enough."""
+    """The search on the repaired graph adds no layer, and without repair finds the same ones."""
     model, feed = masked_mean()
     found = bisect_trt.bisect(
         model, [feed], runner="emulated", out=tmp_path, limits=EIGHT, augmented="none"
