@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import onnx
 import bisect_trt
 from bisect_trt.base.outcomes import Cause
 from bisect_trt.pipeline import repair
+from bisect_trt.repair.edits import Rule
 from bisect_trt.report.choices import BF16, FP32, PLAN, REPAIRED, Choice, Passes, recommended
 from bisect_trt.report.repairs import Repaired
 from bisect_trt.settings import Settings
@@ -74,11 +75,14 @@ def in_db(score: float) -> str:
     return f"{40.0 - 20.0 * math.log10(score):.1f}" if score > 0.0 else "exact"
 
 
-def words(choice: Choice | None) -> str:
-    """The layers in FP32 but those of an FP16 source's own, and what they pass."""
+def words(choice: Choice | None, kept: Collection[str] = ()) -> str:
+    """The layers in FP32 but those of an FP16 source's own, and what they pass.
+
+    Those that a rule has ``kept`` count.
+    """
     if choice is None or choice.passes is Passes.NO:
         return "none passes"
-    return f"{len(set(choice.pinned) - choice.plan.held)} {choice.passes}"
+    return f"{len(set(choice.pinned) - choice.plan.held.difference(kept))} {choice.passes}"
 
 
 def row(model: Model) -> dict[str, object] | None:
@@ -106,6 +110,7 @@ def row(model: Model) -> dict[str, object] | None:
     if proof is None or made is None:
         return line
     counts = Counter(edit.rule for edit in result.repair.rows)
+    kept = [name for e in result.repair.rows if e.rule == Rule.INTEGERS for name in e.nodes]
     return {
         **line,
         "edits": ", ".join(f"{rule} {counts[rule]}" for rule in result.repair.rules),
@@ -113,7 +118,7 @@ def row(model: Model) -> dict[str, object] | None:
         "FP32 change": f"{proof.fp32_change:.0e}",
         "headroom": f"{proof.headroom:g}",
         "repaired, dB": in_db(proof.score_after),
-        "in FP32 repaired": words(made),
+        "in FP32 repaired": words(made, kept),
     }
 
 

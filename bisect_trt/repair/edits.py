@@ -52,6 +52,7 @@ class Rule(StrEnum):
     SHIFT_TO_NORM = "shift-to-norm"
     SCALE = "scale"
     LAYERNORM = "layernorm"
+    INTEGERS = "integers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +95,11 @@ class Changed:
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """A change of the graph that computes the same in real arithmetic.
+    """A change of the graph, or of its precision, that is the same in real arithmetic.
 
     ``nodes`` are the ids of the nodes that change, ``tensors`` those whose range is at stake,
     ``sentence`` says what is done. ``replaced`` holds new nodes by the index of an old one, none
-    where it goes; ``constants`` are new initialisers.
+    where it goes; ``constants`` are new initialisers. ``kept`` layers stay in FP32.
     """
 
     rule: Rule
@@ -108,6 +109,7 @@ class Edit:
     changed: tuple[Changed, ...] = ()
     replaced: Mapping[int, tuple[onnx.NodeProto, ...]] = field(repr=False)
     constants: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ def beginning(graph: Graph) -> Graph:
 
 def applied(graph: Graph, edits: Sequence[Edit]) -> Graph:
     """The graph after ``edits``, which change no node twice; constants nobody reads go."""
-    if not edits:
+    if not any(edit.replaced for edit in edits):
         return graph
     replaced: dict[int, tuple[onnx.NodeProto, ...]] = {}
     for edit in edits:

@@ -22,6 +22,7 @@ from bisect_trt.repair.edits import (
     applied,
 )
 from bisect_trt.repair.guards import propose_epsilon, propose_log_sum_exp, propose_mask
+from bisect_trt.repair.integers import propose_integers
 from bisect_trt.repair.layernorm import propose_layernorm
 from bisect_trt.repair.scale import propose_scale
 
@@ -34,6 +35,7 @@ PROPOSE: Mapping[Rule, Callable[[Graph, Ranges], Proposal]] = {
     Rule.SHIFT_TO_NORM: propose_shift_to_norm,
     Rule.SCALE: propose_scale,
     Rule.LAYERNORM: propose_layernorm,
+    Rule.INTEGERS: propose_integers,
 }
 """What each rule proposes for a graph and the ranges of its tensors, in order of application."""
 
@@ -47,6 +49,7 @@ IDENTITY: Mapping[Rule, str] = {
     Rule.SCALE: "f(2^a x, 2^b c) = 2^e f(x, c); norm_eps(x) = norm_{eps 4^a}(2^a x); "
     "log(x) = log(2^a x) - a log(2)",
     Rule.LAYERNORM: "(x - mean) / sqrt(mean((x - mean)^2) + eps) * w + b = LayerNorm(x)",
+    Rule.INTEGERS: "kept in FP32: it computes integers",
 }
 """The formula of each rule, for reports."""
 
@@ -77,6 +80,8 @@ MAX_ROUNDS = 8
 MAX_SCALE_ROUNDS = 2
 """How often *scale* may be, whose rounds take up to a minute each in a large network."""
 
+_MAX_ROUNDS_OF = {Rule.SCALE: MAX_SCALE_ROUNDS, Rule.INTEGERS: 1}  # the latter changes no node
+
 
 @dataclass(frozen=True)
 class Edited:
@@ -90,13 +95,18 @@ class Edited:
     edits: tuple[Edit, ...]
     refusals: tuple[Refusal, ...]
 
+    @property
+    def kept(self) -> frozenset[str]:
+        """The layers that edits keep in FP32."""
+        return frozenset(name for edit in self.edits for name in edit.kept)
+
 
 def edited(graph: Graph, rules: Collection[Rule], measure: Callable[[Graph], Ranges]) -> Edited:
     """``graph`` after every edit that ``rules`` propose; ``measure`` gives FP32 ranges."""
     edits, refusals = list[Edit](), list[Refusal]()
     ranges = measure(graph)
     for rule in (r for r in PROPOSE if r in rules):
-        for _ in range(MAX_SCALE_ROUNDS if rule is Rule.SCALE else MAX_ROUNDS):
+        for _ in range(_MAX_ROUNDS_OF.get(rule, MAX_ROUNDS)):
             found, refused = PROPOSE[rule](graph, ranges)
             if found and rule is Rule.LAYERNORM and graph.opset < HAS_LAYER_NORMALIZATION:
                 try:

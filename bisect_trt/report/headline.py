@@ -201,8 +201,8 @@ def _answer(result: Record) -> str:
         elif result.is_repaired:
             rules = ", ".join(result.repair.rules)
             kept = f"Repair the graph ({rules}) and {kept[0].lower()}{kept[1:]}"
-            if not result.pinned:
-                none = f"Repair the graph ({rules}): no layer needs FP32"
+            if not result.plan.chosen:
+                none = f"Repair the graph ({rules}): {_held(result)}"
                 return f"{none} and the requirement is met{where}{refuted}."
         return f"{kept} and the requirement is met{where}{refuted}; {_proof(result)}."
     meets = f"{result.precision.value.upper()} meets the requirement"
@@ -212,6 +212,14 @@ def _answer(result: Record) -> str:
     if held and not is_lifted(result):
         return f"{meets} with {counted(held, 'layer')} held in FP32{where}."
     return f"{meets} as it is{where}: nothing to pin."
+
+
+def _held(result: Record) -> str:
+    """The layers in FP32 of a plan that chooses none, in words."""
+    if not result.pinned:
+        return "no layer needs FP32"
+    verb = "stays" if len(result.pinned) == 1 else "stay"
+    return f"{counted(len(result.pinned), 'layer')} {verb} in FP32"
 
 
 def _kept(result: Record) -> str:

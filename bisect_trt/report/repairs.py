@@ -253,9 +253,12 @@ def headline(found: Repair | Refused) -> str:
             return "NEEDS NO REPAIR   everything in FP16 meets the requirement on your inputs"
         return "NOT REPAIRED   no edit makes everything in FP16 less wrong"
     rules = ", ".join(found.rules)
+    reduced = "everything in FP16"
+    if found.kept:
+        reduced += f" but {counted(len(found.kept), 'layer')}"
     word = "REPAIRED" if found.repaired.missed == 0 else "PARTLY REPAIRED"
     return (
-        f"{word}   {rules}: everything in FP16 misses {found.repaired.missed} of {found.tried} "
+        f"{word}   {rules}: {reduced} misses {found.repaired.missed} of {found.tried} "
         f"inputs, before the repair {found.original.missed}"
     )
 
@@ -291,7 +294,9 @@ def line_of(row: RepairRow) -> str:
     """One edit in a line."""
     sizes = "".join(f"; {name} {before}, then {after}" for name, before, after in row.constants[:1])
     if row.largest_before is not None and row.largest_after is not None:
-        sizes = f"; largest {row.largest_before:.3g}, then {row.largest_after:.3g}"
+        sizes = f"; largest {row.largest_before:.3g}"
+        if row.largest_after != row.largest_before:
+            sizes += f", then {row.largest_after:.3g}"
     added = f"; {counted(row.nodes_added, 'node')} added" if row.nodes_added > 0 else ""
     where = f" ({row.sources[0]})" if row.sources else ""
     return f"{row.rule:<13} {some_of(list(row.nodes))}{where}: {row.sentence}{sizes}{added}"

@@ -141,6 +141,11 @@ class Repair:
         """The rules that edits were made by, in their order."""
         return tuple(dict.fromkeys(edit.rule for edit in self.edits))
 
+    @property
+    def kept(self) -> frozenset[str]:
+        """The layers of the repaired graph that edits keep in FP32."""
+        return frozenset(name for edit in self.edits for name in edit.kept)
+
 
 @dataclass(frozen=True)
 class Refused:
@@ -177,10 +182,14 @@ def _why_not_written(problem: Problem, graph: Graph) -> str:
 
 
 def repaired_problem(problem: Problem, found: Repair) -> Problem:
-    """``problem`` with the repaired graph; the original stays the reference."""
+    """``problem`` with the repaired graph, and its kept layers in FP32.
+
+    The original stays the reference.
+    """
     whole = whole_of(problem, found.graph)
     assert whole is not None, "find_repair refuses what cannot be put back"
-    return problem_on(problem, found.graph, whole)
+    repaired = problem_on(problem, found.graph, whole)
+    return replace(repaired, held_pins=repaired.held_pins | found.kept)
 
 
 def problem_on(problem: Problem, graph: Graph, whole: Graph) -> Problem:
@@ -311,8 +320,8 @@ class _Prover:
         refused += taken_back
         if not found.edits:
             return Refused(tuple(refused))
-        original, repaired = self._error(self._start), self._error(found.graph)
-        headroom = self._headroom(found.graph, repaired.score)
+        original, repaired = self._error(self._edited(())), self._error(found)
+        headroom = self._headroom(found, repaired.score)
         if repaired.score <= 1.0 and headroom < MIN_HEADROOM:
             reason = f"it fails on inputs {MIN_HEADROOM:g} times as large"
             return Refused((*refused, *_taken_back(found.edits, reason)))
@@ -333,7 +342,8 @@ class _Prover:
     def _edited(self, rules: Collection[Rule]) -> Edited:
         key = tuple(rule for rule in PROPOSE if rule in rules)
         if key not in self._known:
-            self._known[key] = edited(self._start, key, self._ranges)
+            found = edited(self._start, key, self._ranges)
+            self._known[key] = _unless_reduced(found, self._problem.kept_reduced)
             give_back()  # what the rules have read of the weights
         return self._known[key]
 
@@ -364,7 +374,7 @@ class _Prover:
         refused, errors_without = list[Refusal](), dict[Rule, Error]()
         for rule in reversed(_rules_of(found)):
             less = self._edited([r for r in _rules_of(found) if r is not rule])
-            with_it, without = self._error(found.graph), self._error(less.graph)
+            with_it, without = self._error(found), self._error(less)
             if not with_it.helps(without):
                 edits = (e for e in found.edits if e.rule is rule)
                 refused += _taken_back(edits, "without it the error is as small")
@@ -373,10 +383,13 @@ class _Prover:
                 errors_without[rule] = without
         return found, refused, errors_without
 
-    def _beyond(self, graph: Graph, samples: Sequence[Sample] = ()) -> int:
-        """How many tensors leave FP16's range on ``samples``, or on the given inputs."""
-        ranges = self._ranges(graph, samples).values()
-        return sum(found.largest > LARGEST_FP16 for found in ranges)
+    def _beyond(self, found: Edited, samples: Sequence[Sample] = ()) -> int:
+        """How many reduced tensors leave FP16's range on ``samples``, or on the given inputs."""
+        exact = {
+            t for layer in found.graph.layers if layer.name in found.kept for t in layer.outputs
+        }
+        ranges = self._ranges(found.graph, samples).items()
+        return sum(r.largest > LARGEST_FP16 for tensor, r in ranges if tensor not in exact)
 
     def _ranges(self, graph: Graph, given: Sequence[Sample] = ()) -> dict[str, Range]:
         """The FP32 range of each tensor that can be reduced, and of the inputs."""
@@ -416,30 +429,37 @@ class _Prover:
                     if (observed := range_of(values)) is not None:
                         yield name, observed
 
-    def _plan(self, graph: Graph) -> PrecisionPlan:
+    def _plan(self, graph: Graph, kept: frozenset[str] = frozenset()) -> PrecisionPlan:
         problem = self._problem
         precision = problem.settings.precision
         movers = list_movers(graph, precision).apart_from(_carried(graph, problem.kept_reduced))
-        return PrecisionPlan(precision, held=_carried(graph, problem.held_pins), movers=movers)
+        held = _carried(graph, problem.held_pins) | kept
+        return PrecisionPlan(precision, held=held, movers=movers)
 
-    def _error(self, graph: Graph) -> Error:
+    def _error(self, found: Edited) -> Error:
         """How wrong everything reduced is on given and perturbed inputs."""
 
         def measured() -> list[float]:
             self._context.references.make_ready(self._judged, self._check_time)
             references = [self._context.references.of(sample) for sample in self._judged]
-            return list(self._scores(graph, self._judged, references))
+            return list(self._scores(found, self._judged, references))
 
-        scores = self._recalled("errors", graph, [s.digest for s in self._judged], measured)
+        parts = [s.digest for s in self._judged]
+        scores = self._recalled("errors", found.graph, parts, measured, found.kept)
         return Error(sum(not s <= 1.0 for s in scores), max(scores))
 
     def _recalled(
-        self, what: str, graph: Graph, parts: Sequence[str], compute: Callable[[], Measured]
+        self,
+        what: str,
+        graph: Graph,
+        parts: Sequence[str],
+        compute: Callable[[], Measured],
+        kept: frozenset[str] = frozenset(),
     ) -> Measured:
         """What ``compute`` measures of ``graph``, or has measured in an earlier run."""
         if graph not in self._digests:
             self._digests[graph] = proto_digest(graph.proto)
-        plan = self._plan(graph).digest
+        plan = self._plan(graph, kept).digest
         key = [self._digests[graph], plan, *parts]
 
         def computed() -> Measured:
@@ -450,10 +470,11 @@ class _Prover:
         return self._context.recalled(f"repair-{what}", key, computed)
 
     def _scores(
-        self, graph: Graph, samples: Sequence[Sample], references: Sequence[Arrays]
+        self, found: Edited, samples: Sequence[Sample], references: Sequence[Arrays]
     ) -> Iterator[float]:
         precision, requirements = self._problem.settings.precision, self._problem.requirements
-        runner, plan = _runner_of(graph, precision, self._threads), self._plan(graph)
+        runner = _runner_of(found.graph, precision, self._threads)
+        plan = self._plan(found.graph, found.kept)
         for sample, reference in zip(samples, references, strict=True):
             self._check_time()
             try:
@@ -463,35 +484,35 @@ class _Prover:
             else:
                 yield requirements.judge(reference, candidate).score
 
-    def _headroom(self, graph: Graph, score: float) -> float:
+    def _headroom(self, found: Edited, score: float) -> float:
         """The largest factor on the inputs that the repaired graph takes.
 
         At a larger one an output is not finite, or misses because a tensor leaves the range that
-        does not on the given inputs.
+        does not on the given inputs. Inputs that FP32 does not take are left out.
         """
         parts = [repr(score), *(sample.digest for sample in self._given)]
-        return self._recalled("headroom", graph, parts, lambda: self._headroom_now(graph, score))
+        return self._recalled(
+            "headroom", found.graph, parts, lambda: self._headroom_now(found, score), found.kept
+        )
 
-    def _headroom_now(self, graph: Graph, score: float) -> float:
+    def _headroom_now(self, found: Edited, score: float) -> float:
         limit = max(1.0, 2.0 * score)
         # The repaired graph's own FP32 is right where the original's may not be.
-        exact = Reference(graph, threads=self._threads)
-        found = 1.0
+        exact = Reference(found.graph, threads=self._threads)
+        headroom = 1.0
         for factor in FACTORS:
             samples = [_times(s, factor) for s in self._given[:RANGED_INPUTS]]
-            try:
-                references = [exact.outputs(s) for s in samples]
-            except RunnerFailedError:
-                break
-            scores = list(self._scores(graph, samples, references))
-            if math.isinf(max(scores)):
+            taken = list(_taken(exact, samples))
+            scores = list(self._scores(found, [s for s, _ in taken], [o for _, o in taken]))
+            worst = max(scores, default=0.0)
+            if math.isinf(worst):
                 break
             # A network that is sensitive to rounding is not to blame.
-            if max(scores) > limit and self._beyond(graph, samples) > self._beyond(graph):
+            if worst > limit and self._beyond(found, samples) > self._beyond(found):
                 break
-            found = factor
+            headroom = factor
         exact.release()
-        return found
+        return headroom
 
     def _change(self, graph: Graph) -> Change:
         def measured() -> tuple[float, float, str]:
@@ -560,10 +581,7 @@ def fp32_change(
 
 def _noise(graph: Graph, reference: Reference, samples: Sequence[Sample], threads: int) -> float:
     """The most that another order of FP32's sums changes of ``samples``' outputs."""
-    exact: list[tuple[Sample, Arrays]] = []
-    for sample in samples:
-        with suppress(RunnerFailedError):  # it is left out of the proof too
-            exact.append((sample, reference.outputs(sample)))
+    exact = list(_taken(reference, samples))  # the others are left out of the proof too
     reference.release()
     noise = 0.0
     for sample, outputs in exact:
@@ -573,9 +591,27 @@ def _noise(graph: Graph, reference: Reference, samples: Sequence[Sample], thread
     return noise
 
 
+def _taken(reference: Reference, samples: Iterable[Sample]) -> Iterator[tuple[Sample, Arrays]]:
+    """The samples that a graph takes in FP32, with its outputs."""
+    for sample in samples:
+        with suppress(RunnerFailedError):
+            yield sample, reference.outputs(sample)
+
+
 def _rules_of(found: Edited) -> list[Rule]:
     made = {edit.rule for edit in found.edits}
     return [rule for rule in PROPOSE if rule in made]
+
+
+def _unless_reduced(found: Edited, kept_reduced: frozenset[str]) -> Edited:
+    """``found`` without the edits that keep a layer in FP32 which the user keeps reduced."""
+    edits = tuple(e for e in found.edits if kept_reduced.isdisjoint(e.kept))
+    refusals = (
+        Refusal(e.rule, e.nodes, "--keep-reduced names one of its layers")
+        for e in found.edits
+        if not kept_reduced.isdisjoint(e.kept)
+    )
+    return replace(found, edits=edits, refusals=(*found.refusals, *refusals))
 
 
 def _taken_back(edits: Iterable[Edit], reason: str) -> list[Refusal]:
