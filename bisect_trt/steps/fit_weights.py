@@ -6,17 +6,15 @@ import base64
 import math
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.model.graph import Graph
+from bisect_trt.model.graph import ExactConstant, Graph
 from bisect_trt.repair.matrices import (
     Matrices,
     MatrixLayer,
@@ -107,7 +105,7 @@ def fit_weights(
             row, chosen = layer.fitted(precision)
             found.append(row)
             constants |= chosen
-    return FittedWeights(with_constants(graph, constants), constants, tuple(found))
+    return _fitted_weights(graph, constants, tuple(found))
 
 
 def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
@@ -140,7 +138,24 @@ def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
     constants = {name: _unpacked(text, graph.constants[name]) for name, text in packed.items()}
     digests = tuple(sample.digest for sample in samples)
     layers = tuple(FittedLayer(*row) for row in rows)
-    return FittedWeights(with_constants(graph, constants), constants, layers, digests)
+    return _fitted_weights(graph, constants, layers, digests)
+
+
+def _fitted_weights(
+    graph: Graph,
+    constants: Mapping[str, NDArray[np.float32]],
+    layers: tuple[FittedLayer, ...],
+    samples: tuple[str, ...] = (),
+) -> FittedWeights:
+    """Puts ``constants`` into ``graph``, which keeps their FP32 values for pinned layers."""
+    exact = {
+        name: ExactConstant(row.layer, graph.constants[name])
+        for row in layers
+        for name in (row.weight, row.bias)
+        if name in constants
+    }
+    fitted = replace(graph.with_constants(constants), exact_constants=exact)
+    return FittedWeights(fitted, constants, layers, samples)
 
 
 def _packed(values: NDArray[np.float32]) -> str:
@@ -160,6 +175,7 @@ def fitted_problem(problem: Problem, weights: FittedWeights) -> Problem:
     """``problem`` with the chosen weights; the original stays the reference."""
     whole = whole_of(problem, weights.graph)
     assert whole is not None, "the graph has the nodes that it had"
+    whole = replace(whole, exact_constants=weights.graph.exact_constants)
     return problem_on(problem, weights.graph, whole)
 
 
@@ -270,18 +286,3 @@ def _gather(
         give(tensor, values)
         if not readers:
             break
-
-
-def with_constants(graph: Graph, constants: Mapping[str, NDArray[np.float32]]) -> Graph:
-    """``graph`` with other values of some constants, under the same names."""
-    model = onnx.ModelProto()
-    model.CopyFrom(graph.proto)
-    for tensor in model.graph.initializer:
-        if tensor.name in constants:
-            tensor.CopyFrom(numpy_helper.from_array(constants[tensor.name], tensor.name))
-    for node in model.graph.node:
-        if node.op_type == "Constant" and node.output[0] in constants:
-            del node.attribute[:]
-            value = numpy_helper.from_array(constants[node.output[0]])
-            node.attribute.append(onnx.helper.make_attribute("value", value))
-    return Graph(model, graph.stored_inputs, graph.stored_outputs)

@@ -17,13 +17,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from bisect_trt.base.plan import Precision
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.rounding import STORAGE_DTYPE, rounded
 from bisect_trt.model.graph import Graph
+from bisect_trt.model.typed import to_typed
 from bisect_trt.repair.matrices import from_matrices, matrix_layers, rows_of, to_matrices
 from bisect_trt.repair.weights import WIDEST, Moments, choose, neighbours
-from bisect_trt.steps import fit_weights as step
+from bisect_trt.runners.device import CPU
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.emulator_workers import EmulationServer, server_arguments
+from bisect_trt.runners.second_emulator import WholeModelRunner
 from bisect_trt.steps.fit_weights import FittedWeights, fit_weights
 from fixtures.build import GraphBuilder
 from tests.repair.graphs import graph_of, input_value, run, snr_db
@@ -383,7 +387,7 @@ def nearest(graph: Graph) -> Graph:
     """``graph`` with every matrix constant rounded to the nearest FP16 number."""
     layers = matrix_layers(graph, FP16)
     names = {name for layer in layers for name in (layer.weight, layer.bias) if name}
-    return step.with_constants(graph, {n: rounded(graph.constants[n], FP16) for n in names})
+    return graph.with_constants({n: rounded(graph.constants[n], FP16) for n in names})
 
 
 def snr_on(graph: Graph, original: Graph, samples: Sequence[Sample]) -> float:
@@ -534,3 +538,78 @@ def test_the_time_is_asked_before_each_inference_and_each_layer() -> None:
     samples = samples_of((1, 6, 17, 17), 3)
     found = fit_weights(graph, samples, FP16, before_each=lambda: asked.append(1))
     assert found.layers and len(asked) == 3 + len(found.layers)
+
+
+# Layers that stay in FP32
+
+
+def by_name(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    """The initialisers of a model."""
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+def perceptron() -> Graph:
+    """Two MatMuls with an Add behind each."""
+    b = GraphBuilder(1)
+    x = b.op("Relu", b.op("Add", b.op("MatMul", "x", b.normal(16, 16)), b.normal(16)))
+    x = b.op("Add", b.op("MatMul", x, b.normal(16, 4)), b.normal(4))
+    return graph_of(b.model({"x": [64, 16]}, {x: [64, 4]}))
+
+
+def test_layers_kept_in_fp32_keep_their_weights() -> None:
+    graph, samples = perceptron(), samples_of((64, 16), 2)
+    fitted = fit_weights(graph, samples, FP16)
+    first, second = fitted.layers
+    assert first.kept and second.kept and first.bias and second.bias
+    plan = PrecisionPlan(FP16, frozenset({first.layer}))
+    written = by_name(to_typed(fitted.graph, plan))
+    np.testing.assert_array_equal(written[first.weight], graph.constants[first.weight])
+    # The bias is read by an Add that is reduced, but belongs to the weight.
+    half = graph.constants[first.bias].astype(np.float16)
+    np.testing.assert_array_equal(written[f"{first.bias}__fp16"], half)
+    chosen = fitted.constants[second.weight].astype(np.float16)
+    np.testing.assert_array_equal(written[f"{second.weight}__fp16"], chosen)
+
+
+def values_of(runner: Any, plan: PrecisionPlan, samples: Sequence[Sample]) -> NDArray[Any]:
+    """The only output of all samples."""
+    return np.stack([next(iter(found.values())) for found in runner.outputs(plan, samples)])
+
+
+def plans_of(graph: Graph) -> list[PrecisionPlan]:
+    """Everything reduced, nothing, all Adds in FP32, each layer alone in FP32."""
+    names = [layer.name for layer in graph.layers_at(FP16)]
+    adds = frozenset(layer.name for layer in graph.layers if layer.op == "Add")
+    sets = [frozenset[str](), frozenset(names), adds, *(frozenset({name}) for name in names)]
+    return [PrecisionPlan(FP16, pins) for pins in sets]
+
+
+def test_all_emulators_read_the_weights_that_the_plan_asks_for() -> None:
+    graph, samples = perceptron(), samples_of((64, 16), 2)
+    fitted = fit_weights(graph, samples, FP16)
+    worker = EmulationServer(**server_arguments(fitted.graph, FP16, 1, CPU))
+    emulator, whole = EmulatedRunner(fitted.graph, FP16), WholeModelRunner(fitted.graph)
+    for plan in plans_of(fitted.graph):
+        restored = {
+            name: graph.constants[name]
+            for row in fitted.layers
+            for name in (row.weight, row.bias)
+            if row.layer in plan.pinned
+        }
+        # A graph that has these constants only, and no others to choose from.
+        other = graph.with_constants({**fitted.constants, **restored})
+        expected = values_of(EmulatedRunner(other, FP16), plan, samples)
+        for one in (emulator, worker):
+            np.testing.assert_array_equal(values_of(one, plan, samples), expected)
+        expected = values_of(WholeModelRunner(other), plan, samples)
+        np.testing.assert_array_equal(values_of(whole, plan, samples), expected)
+
+
+def test_in_fp32_a_fitted_network_gives_what_the_original_gives() -> None:
+    graph, samples = perceptron(), samples_of((64, 16), 2)
+    fitted = fit_weights(graph, samples, FP16)
+    fp32 = PrecisionPlan(Precision.FP32)
+    runners = (EmulatedRunner(g, FP16) for g in (graph, fitted.graph))
+    before, after = (values_of(runner, fp32, samples) for runner in runners)
+    np.testing.assert_array_equal(before, after)
+    assert fitted.graph.settled(PrecisionPlan(FP16)).proto == fitted.graph.proto
