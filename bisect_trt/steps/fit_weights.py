@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.model.graph import ExactConstant, Graph
@@ -32,6 +33,12 @@ from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
 
 SAMPLES = 8
 """Inputs of each kind, given, perturbed and augmented, on which weights are chosen."""
+
+COPIES = 10
+"""Perturbed and augmented inputs that are made of each kind."""
+
+APART = 5
+"""Every such copy is kept apart, to judge the network with the chosen weights on."""
 
 ROWS = 16_384
 """Rows of a layer's input that are used, of all samples together."""
@@ -111,13 +118,21 @@ def fit_weights(
 def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
     """The weights of ``problem`` chosen on the search's inputs: given, perturbed, augmented.
 
-    What was chosen in an earlier run is not chosen again.
+    All keep the nearest rounding where :func:`kept_if_better` says so. What was chosen in an
+    earlier run is not chosen again.
+
+    Raises:
+        RunnerFailedError: the graph cannot be run on a sample.
     """
-    samples = [
-        *evenly(problem.samples, SAMPLES),
-        *perturbs(problem, context, SEARCH_STREAM, SAMPLES, emulated=True),
-        *augmented(problem, context, SEARCH_STREAM, SAMPLES),
-    ]
+    made = (
+        *perturbs(problem, context, SEARCH_STREAM, COPIES, emulated=True),
+        *augmented(problem, context, SEARCH_STREAM, COPIES),
+    )
+    # What can be augmented in few ways only repeats itself.
+    copies = list({sample.digest: sample for sample in made}.values())
+    apart = copies[APART - 1 :: APART]
+    del copies[APART - 1 :: APART]
+    samples = [*evenly(problem.samples, SAMPLES), *copies]
     precision, threads = problem.settings.precision, problem.settings.threads or 0
     graph, check = problem.graph, context.time.check
 
@@ -130,13 +145,14 @@ def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
             before_each=check,
             but=read_behind(problem),
         )
+        found = kept_if_better(problem, context, found, apart)
         constants = {name: _packed(values) for name, values in found.constants.items()}
         return [constants, [astuple(row) for row in found.layers]]
 
-    key = [problem.model.digest, precision.value, *(sample.digest for sample in samples)]
+    digests = tuple(sample.digest for sample in samples)
+    key = [problem.model.digest, precision.value, *digests, *(s.digest for s in apart)]
     packed, rows = context.recalled("weights", key, chosen)
     constants = {name: _unpacked(text, graph.constants[name]) for name, text in packed.items()}
-    digests = tuple(sample.digest for sample in samples)
     layers = tuple(FittedLayer(*row) for row in rows)
     return _fitted_weights(graph, constants, layers, digests)
 
@@ -156,6 +172,54 @@ def _fitted_weights(
     }
     fitted = replace(graph.with_constants(constants), exact_constants=exact)
     return FittedWeights(fitted, constants, layers, samples)
+
+
+def kept_if_better(
+    problem: Problem, context: Context, found: FittedWeights, apart: Sequence[Sample]
+) -> FittedWeights:
+    """``found``, or no chosen weights where the network errs as much with them.
+
+    It is judged on the samples ``apart``, by the mean square of the outputs' errors. All layers but
+    matrix ones are in FP32: the roundings of activations would hide what the weights do.
+
+    Raises:
+        RunnerFailedError: the graph cannot be run on a sample.
+    """
+    if not found.constants or not apart:
+        return found
+    before, after = (
+        _mean_square(problem, context, graph, apart) for graph in (problem.graph, found.graph)
+    )
+    # Where the nearest weights give no finite error, there is nothing to compare with.
+    if after < before or not math.isfinite(before):
+        return found
+    rows = tuple(replace(row, kept=False) for row in found.layers)
+    return FittedWeights(problem.graph, {}, rows, found.samples)
+
+
+def _mean_square(
+    problem: Problem, context: Context, graph: Graph, samples: Sequence[Sample]
+) -> float:
+    """The mean square error of the float outputs, each relative to its own; infinite on failure."""
+    threads = problem.settings.threads or 0
+    runner = EmulatedRunner(replace(graph), problem.settings.precision, threads=threads)
+    plan, found = problem.base.with_pins(all_but_matrices(problem)), list[float]()
+    for sample in samples:
+        context.time.check()
+        exact = context.references.of(sample)
+        try:
+            (outputs,) = runner.outputs(plan, [sample])
+        except RunnerFailedError:  # such as an index that became NaN
+            return math.inf
+        for name, reference in exact.items():
+            if reference.dtype.kind == "f" and (finite := np.isfinite(reference)).any():
+                if outputs[name].shape != reference.shape:
+                    return math.inf
+                values = reference[finite].astype(np.float64)
+                with np.errstate(invalid="ignore", over="ignore"):
+                    error = np.mean((outputs[name][finite] - values) ** 2)
+                found.append(float(error) / (float(np.mean(values**2)) or 1.0))
+    return float(np.mean(found)) if found else math.nan
 
 
 def _packed(values: NDArray[np.float32]) -> str:
