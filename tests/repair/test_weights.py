@@ -167,6 +167,58 @@ def product_of(model: onnx.ModelProto, case: Case, x: NDArray[np.float32]) -> ND
     return np.einsum("ngk,gkm->ngm", rows, matrices.astype(np.float64))
 
 
+def recurrent(
+    op: str, direction: str = "forward", *, gives: str = "y", **attributes: Any
+) -> onnx.ModelProto:
+    """A recurrent layer over 9 steps of 2 rows, 12 values each, with 8 hidden ones."""
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    directions = 2 if direction == "bidirectional" else 1
+    w, r = normal(0, directions, gates * 8, 12) * 0.3, normal(1, directions, gates * 8, 8) * 0.3
+    outputs = ["y"] if gives == "y" else ["", gives]
+    graph = helper.make_graph(
+        [
+            helper.make_node(
+                op,
+                ["x", "w", "r"],
+                outputs,
+                "layer",
+                direction=direction,
+                hidden_size=8,
+                **attributes,
+            )
+        ],
+        "layer",
+        [input_value("x", (9, 2, 12))],
+        [onnx.ValueInfoProto(name=gives)],
+        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(r, "r")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_rows_times_matrices_are_a_linear_recurrence(direction: str) -> None:
+    count = 2 if direction == "bidirectional" else 1
+    linear = {"activation_alpha": [1.0] * count, "activation_beta": [0.0] * count}
+    model = recurrent("RNN", direction, activations=["Affine"] * count, **linear)
+    x, graph = normal(3, 9, 2, 12), graph_of(model)
+    output = run(model, {"x": x})["y"]
+    sums = []
+    for layer, values in zip(matrix_layers(graph, FP16), (x, output), strict=True):
+        weight, random = graph.constants[layer.weight], np.random.default_rng(0)
+        matrices = to_matrices(layer.node, layer.slot, weight)
+        back = from_matrices(layer.node, layer.slot, matrices, weight.shape)
+        np.testing.assert_array_equal(back, weight)
+        rows = np.concatenate(list(rows_of(layer, weight.shape, values, 1 << 20, random)))
+        sums.append(np.einsum("ngk,gkm->ngm", rows, matrices).reshape(-1, 2, count, 8))
+    of_input, of_states = sums
+    for d in range(count):
+        # The first step of each direction has no hidden states yet.
+        later = np.s_[:-1] if direction == "reverse" or d else np.s_[1:]
+        np.testing.assert_allclose(
+            of_input[later, :, d] + of_states[:, :, d], output[later, d], atol=1e-5
+        )
+
+
 def test_rows_are_drawn_beyond_the_limit_and_only_finite_ones() -> None:
     b = GraphBuilder(0)
     model = b.model({"x": [50, 4]}, {b.op("MatMul", "x", b.normal(4, 3)): [50, 3]})
@@ -538,6 +590,38 @@ def test_the_time_is_asked_before_each_inference_and_each_layer() -> None:
     samples = samples_of((1, 6, 17, 17), 3)
     found = fit_weights(graph, samples, FP16, before_each=lambda: asked.append(1))
     assert found.layers and len(asked) == 3 + len(found.layers)
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_both_weights_of_a_recurrent_layer_gain(op: str) -> None:
+    more = {"linear_before_reset": 1} if op == "GRU" else {}
+    graph = graph_of(recurrent(op, "bidirectional", **more))
+    fitted = fit_weights(graph, steps_of(12), FP16)
+    assert [(row.weight, row.kept) for row in fitted.layers] == [("w", True), ("r", True)]
+    check_neighbours(graph, fitted)
+    unseen = steps_of(6, first=50)
+    assert snr_on(fitted.graph, graph, unseen) > snr_on(nearest(graph), graph, unseen) + 1.0
+
+
+def steps_of(count: int, first: int = 0) -> list[Sample]:
+    """Correlated inputs of :func:`recurrent`."""
+    found = (sample.arrays["x"] for sample in samples_of((18, 12), count, first))
+    return [Sample(f"s{n}", {"x": x.reshape(9, 2, 12)}) for n, x in enumerate(found)]
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        (recurrent("GRU"), ["w"]),  # its hidden states are scaled before the product
+        (recurrent("LSTM", gives="last"), ["w"]),  # nothing shows the hidden states
+        (recurrent("LSTM", layout=1), []),
+    ],
+    ids=["reset", "last", "batch-first"],
+)
+def test_recurrent_weights_that_cannot_be_seen_are_left(
+    model: onnx.ModelProto, weights: list[str]
+) -> None:
+    assert [layer.weight for layer in matrix_layers(graph_of(model), FP16)] == weights
 
 
 # Layers that stay in FP32
