@@ -342,6 +342,37 @@ def test_groups_are_chosen_as_if_alone() -> None:
     np.testing.assert_array_equal(together.matrices, np.concatenate([c.matrices for c in alone]))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 12), st.integers(1, 6)),
+    st.integers(0, 60),
+    st.integers(1, 14),
+    st.booleans(),
+    st.sampled_from([FP16, BF16]),
+)
+def test_whatever_the_shape_each_weight_is_a_neighbour(
+    shape: tuple[int, int, int], count: int, widest: int, biased: bool, precision: Precision
+) -> None:
+    groups, width, _ = shape
+    weight = normal(1, *shape).astype(np.float64)
+    weight[:, width // 2] = 0.0
+    rows = np.stack([correlated(g, count, width) for g in range(groups)], axis=1)
+    rows[:, :, :biased] = 1.0
+    moments = moments_of(rows, same=False, widest=widest)
+    choice = choose(weight, moments, precision, biased=biased)
+    again = choose(weight, moments, precision, biased=biased)
+    np.testing.assert_array_equal(choice.matrices, again.matrices)
+    near, other = neighbours(weight, precision)
+    inside = (choice.matrices == near) | (choice.matrices == other)
+    assert choice.matrices.shape == shape and inside[:, biased:].all()
+    np.testing.assert_array_equal(choice.matrices, rounded(choice.matrices, precision))
+    np.testing.assert_array_equal(choice.matrices[:, width // 2], 0.0)
+    # On the rows apart, the error is what the moments say.
+    error = np.einsum("ngk,gkm->ngm", rows[::5], weight - choice.matrices)
+    one_block = width <= widest
+    assert not one_block or np.isclose(choice.after, float(np.sum(error**2)), rtol=1e-6, atol=1e-12)
+
+
 def test_wide_layers_are_chosen_in_blocks() -> None:
     rows, weight = correlated(0, 500, 20), normal(1, 1, 20, 3).astype(np.float64)
     moments = moments_of(rows, widest=8)
@@ -500,6 +531,37 @@ def test_the_same_choice_each_time_whatever_the_passes() -> None:
     alone = few(moment_bytes=1)  # each layer by itself
     assert once.layers == again.layers == alone.layers
     assert once.graph.proto == again.graph.proto == alone.graph.proto
+
+
+def unfolded(x: NDArray[np.float32], channels: slice) -> NDArray[np.float32]:
+    """The windows of a convolution of 3 x 2, strides 2 and 1, dilations 1 and 2, one a row."""
+    _, _, height, width = x.shape
+    return np.stack(
+        [
+            x[n, channels, i : i + 3, j : j + 3 : 2].ravel()
+            for n in range(len(x))
+            for i in range(0, height - 2, 2)
+            for j in range(width - 2)
+        ]
+    )
+
+
+def test_a_grouped_strided_convolution_is_chosen_as_dense_products_are() -> None:
+    b = GraphBuilder(1)
+    weight = b.normal(6, 2, 3, 2)
+    y = b.op("Conv", "x", weight, group=2, strides=[2, 1], dilations=[1, 2])
+    conv = graph_of(b.model({"x": [1, 4, 9, 9]}, {y: [1, 6, 4, 7]}))
+    samples = samples_of((1, 4, 9, 9), 6)
+    (chosen,) = fit_weights(conv, samples, FP16).constants.values()
+    for group in range(2):
+        half = conv.constants[weight][3 * group : 3 * group + 3]
+        b = GraphBuilder(1)
+        dense = b.weight(half.reshape(3, -1).T.copy())
+        product = graph_of(b.model({"x": [28, 12]}, {b.op("MatMul", "x", dense): [28, 3]}))
+        channels = np.s_[2 * group : 2 * group + 2]
+        rows = [Sample(s.name, {"x": unfolded(s.arrays["x"], channels)}) for s in samples]
+        (alone,) = fit_weights(product, rows, FP16).constants.values()
+        np.testing.assert_array_equal(alone.T.reshape(3, 2, 3, 2), chosen[3 * group :][:3])
 
 
 def test_a_matmul_and_the_bias_behind_it() -> None:
