@@ -1,21 +1,25 @@
 """What rounding weights to fit does: ``python -m benchmarks.weights [NAME ...]``.
 
 FP16 with every weight rounded to the nearest number, and with weights chosen on one and on eight
-inputs, judged on inputs that were not among them. Everything is emulated.
+inputs, alone and with the copies that a run makes of them. Judged on inputs that were not among
+them. Everything is emulated.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
 from benchmarks.common import DETECTOR, RECOGNISER
+from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
@@ -23,7 +27,10 @@ from bisect_trt.repair.edits import Range, Ranges, Rule, beginning
 from bisect_trt.repair.matrices import MATRIX
 from bisect_trt.repair.rules import PROPOSE, edited
 from bisect_trt.runners.emulator import EmulatedRunner
-from bisect_trt.steps.fit_weights import fit_weights
+from bisect_trt.settings import Settings
+from bisect_trt.steps.context import open_context
+from bisect_trt.steps.fit_weights import FittedWeights, fit_weights, fitted_weights
+from bisect_trt.steps.problem import load
 from examples.text_inputs import line, page
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import waves
@@ -92,6 +99,21 @@ def scores(model: Model, exact: Sequence[Arrays], plan: PrecisionPlan, graph: Gr
     ]
 
 
+def with_copies(model: Model, samples: Sequence[Sample]) -> FittedWeights:
+    """The weights that a run given ``samples`` chooses."""
+    with tempfile.TemporaryDirectory() as out:
+        settings = Settings(
+            model=model.graph.proto,
+            inputs=tuple(sample.arrays for sample in samples),
+            runner="emulated",
+            require=(f"atol={model.atol},rtol={model.rtol}",),
+            out=Path(out) / "run",
+        )
+        problem = load(settings, Observer())
+        with open_context(problem, Observer()) as context:
+            return fitted_weights(problem, context)
+
+
 def rows(model: Model) -> Iterator[list[Any]]:
     """The rows of a model: nearest, and by the inputs that the weights are chosen on."""
     layers = model.graph.layers_at(FP16)
@@ -99,10 +121,11 @@ def rows(model: Model) -> Iterator[list[Any]]:
     runner = EmulatedRunner(model.graph, FP16)
     plain = PrecisionPlan(Precision.FP32)
     exact = list(runner.outputs(plain, model.samples(range(UNSEEN))))
-    for count in (0, *CALIBRATED):
+    for count, copies in ((0, False), *((n, c) for n in CALIBRATED for c in (False, True))):
         began, graph, said = time.perf_counter(), model.graph, ["", "", ""]
         if count:
-            fitted = fit_weights(graph, model.samples(range(1000, 1000 + count)), FP16)
+            samples = model.samples(range(1000, 1000 + count))
+            fitted = with_copies(model, samples) if copies else fit_weights(graph, samples, FP16)
             graph, kept = fitted.graph, [row for row in fitted.layers if row.kept]
             gains = [row.snr_after - row.snr_before for row in kept] or [0.0]
             said = [
@@ -113,7 +136,8 @@ def rows(model: Model) -> Iterator[list[Any]]:
         whole = scores(model, exact, PrecisionPlan(FP16), graph)
         matrix = scores(model, exact, PrecisionPlan(FP16, others), graph)
         name = f"{model.name} ({len(layers)} layers)"
-        yield [name, f"fitted, {count}" if count else "nearest", *whole, *matrix, *said]
+        how = f"fitted, {count}{' and copies' if copies else ''}" if count else "nearest"
+        yield [name, how, *whole, *matrix, *said]
 
 
 COLUMNS = (

@@ -198,7 +198,7 @@ def to_emulated(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.Mod
     Raises:
         BadInputError: the plan pins a layer that the model does not have.
     """
-    graph = as_graph(model)
+    graph = as_graph(model).settled(plan)
     graph.check_plan(plan)
     capable = with_roundings(graph, plan.base)
     return EmulationRewriter(capable, with_new_nodes_pinned(graph, capable, plan)).rewrite()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from sys import intern
 from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision, PrecisionPlan
@@ -23,17 +26,28 @@ from bisect_trt.model.walk import operators, opset_of
 _REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)
 
 
+@dataclass(frozen=True)
+class ExactConstant:
+    """The FP32 ``values`` of a constant that was rounded to fit, together with ``layer``."""
+
+    layer: str
+    values: NDArray[np.float32] = field(repr=False, compare=False)
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A model with what is derived from it; ``proto`` must not change any more.
 
     For a lifted model, ``stored_inputs`` are the FP32 casts of its reduced inputs and
-    ``stored_outputs`` its reduced outputs with their types. ``derived`` is a memo of other modules.
+    ``stored_outputs`` its reduced outputs with their types. ``exact_constants`` are what constants
+    rounded to fit were before, by name: where their layer stays in FP32, these values are read.
+    ``derived`` is a memo of other modules.
     """
 
     proto: onnx.ModelProto
     stored_inputs: frozenset[str] = frozenset()
     stored_outputs: Mapping[str, int] = field(default_factory=dict)
+    exact_constants: Mapping[str, ExactConstant] = field(default_factory=dict, repr=False)
     derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _roles: dict[tuple[int, Precision], Role] = field(default_factory=dict, init=False, repr=False)
     _raised: dict[int, Graph] = field(default_factory=dict, init=False, repr=False)
@@ -95,7 +109,8 @@ class Graph:
     @cached_property
     def after_lookups(self) -> Graph:
         """The same model with :attr:`lookups` as further inputs."""
-        return Graph(after_lookups(self.proto, self.lookups))
+        proto = after_lookups(self.proto, self.lookups)
+        return Graph(proto, exact_constants=self.exact_constants)
 
     def taking(self, inputs: Iterable[str]) -> Graph:
         """The form of the model that takes ``inputs``: itself, or :attr:`after_lookups`."""
@@ -138,8 +153,34 @@ class Graph:
                 raised(self.proto, target),
                 stored_inputs=self.stored_inputs,
                 stored_outputs=self.stored_outputs,
+                exact_constants=self.exact_constants,
             )
         return self._raised[target]
+
+    def with_constants(self, constants: Mapping[str, NDArray[np.float32]]) -> Graph:
+        """The same model with other values of some constants, under the same names."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.proto)
+        for tensor in model.graph.initializer:
+            if tensor.name in constants:
+                tensor.CopyFrom(numpy_helper.from_array(constants[tensor.name], tensor.name))
+        for node in model.graph.node:
+            if node.op_type == "Constant" and node.output[0] in constants:
+                del node.attribute[:]
+                value = numpy_helper.from_array(constants[node.output[0]])
+                node.attribute.append(onnx.helper.make_attribute("value", value))
+        return replace(self, proto=model)
+
+    def settled(self, plan: PrecisionPlan) -> Graph:
+        """The same model with the constants that ``plan`` asks for, and no other values of them."""
+        if not self.exact_constants:
+            return self
+        exact = {
+            name: constant.values
+            for name, constant in self.exact_constants.items()
+            if not plan.precision_of(constant.layer).is_storage
+        }
+        return replace(self.with_constants(exact), exact_constants={})
 
     def check_plan(self, plan: PrecisionPlan) -> None:
         """Refuses a plan of another model."""

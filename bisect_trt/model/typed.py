@@ -35,6 +35,7 @@ def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelP
     graph.check_plan(plan)
     # Without TF32, which is no type, neither as the base nor for pinned layers.
     plan = PrecisionPlan(plan.base if plan.base.is_storage else Precision.FP32, plan.pinned)
+    graph = graph.settled(plan)
     if plan.base is not Precision.BF16:
         return _TypedRewriter(graph, plan).rewrite()
     capable = with_bf16_operators(graph, plan)

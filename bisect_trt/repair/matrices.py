@@ -6,7 +6,7 @@ A layer of ``G`` groups computes ``rows[:, g] @ matrices[g]`` for each of them, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +26,16 @@ CHUNK = 1 << 21
 """Values of the rows that are made at once: 16 MB."""
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
-MATRIX = (*CONVOLUTIONS, "MatMul", "Gemm")
+RECURRENT = ("LSTM", "GRU", "RNN")
+MATRIX = (*CONVOLUTIONS, *RECURRENT, "MatMul", "Gemm")
 """The operators whose weights can be chosen; others keep the nearest rounding."""
 
 
 @dataclass(frozen=True)
 class MatrixLayer:
     """A layer with a weight of its own, a constant that nothing else reads.
+
+    A recurrent layer has two: for its input, and for its hidden states.
 
     ``index`` is the node's, ``slot`` the weight's, ``source`` the tensor that it multiplies.
     ``bias`` is a constant with a value for each column, '' where the layer has none of its own.
@@ -55,24 +58,39 @@ def matrix_layers(graph: Graph, precision: Precision) -> list[MatrixLayer]:
     wiring, found = Wiring(graph), []
     for layer in graph.layers_at(precision):
         node = wiring.nodes[layer.index]
-        if layer.op not in MATRIX:
-            continue
-        slots = [slot for slot in (0, 1) if node.input[slot] in graph.float_constants]
-        if len(slots) != 1 or (layer.op in CONVOLUTIONS and slots == [0]):
-            continue
-        (slot,) = slots
-        weight = node.input[slot]
-        if not wiring.is_inner(weight) or not graph.constants.count(weight):
-            continue
-        bias = _bias_of(wiring, layer.index, slot)
-        source = node.input[1 - slot]
-        found.append(MatrixLayer(layer.name, layer.index, node, slot, weight, source, bias))
+        for slot, source in _multiplied(node, graph.float_constants):
+            weight = node.input[slot]
+            if not wiring.is_inner(weight) or not graph.constants.count(weight):
+                continue
+            bias = _bias_of(wiring, layer.index, slot)
+            found.append(MatrixLayer(layer.name, layer.index, node, slot, weight, source, bias))
     return found
+
+
+def _multiplied(node: onnx.NodeProto, constants: Container[str]) -> list[tuple[int, str]]:
+    """The slots of ``node``'s weights, each with the tensor that it multiplies."""
+    if node.op_type not in MATRIX:
+        return []
+    if node.op_type not in RECURRENT:
+        slots = [slot for slot in (0, 1) if node.input[slot] in constants]
+        one = len(slots) == 1 and not (node.op_type in CONVOLUTIONS and slots == [0])
+        return [(slot, node.input[1 - slot]) for slot in slots if one]
+    # The reset gate of this form scales the hidden states before their weight sees them.
+    scaled = node.op_type == "GRU" and not attribute(node, "linear_before_reset", 0)
+    sources = {1: node.input[0], 2: "" if scaled else node.output[0]}
+    batch_first = bool(attribute(node, "layout", 0))
+    return [
+        (slot, source)
+        for slot, source in sources.items()
+        if source and not batch_first and node.input[slot] in constants
+    ]
 
 
 def _bias_of(wiring: Wiring, index: int, slot: int) -> str:
     """The constant that is added to each row of the output, '' where there is no such."""
     node = wiring.nodes[index]
+    if node.op_type in RECURRENT:
+        return ""
     name = node.input[2] if len(node.input) > 2 else ""
     if node.op_type == "MatMul":
         try:
@@ -132,6 +150,8 @@ def _operand(node: onnx.NodeProto, slot: int, array: NDArray[Any]) -> NDArray[An
 
 def _is_turned(node: onnx.NodeProto, slot: int) -> bool:
     """Whether the operand's last two axes change places; the first operand's always do."""
+    if node.op_type in RECURRENT:
+        return True
     turns = int(attribute(node, "transA" if slot == 0 else "transB", 0))
     return bool(turns) != (slot == 0)
 
@@ -152,6 +172,8 @@ def rows_of(
     if node.op_type in CONVOLUTIONS:
         windows = _windows(node, weight_shape, values)
         positions = len(weight_shape) - 1
+    elif node.op_type in RECURRENT:
+        windows, positions = _states(node, layer.slot, weight_shape, values), 2
     else:
         windows, positions = _aligned(node, layer.slot, weight_shape, values)
     shape = windows.shape[:positions]
@@ -169,6 +191,21 @@ def rows_of(
         if layer.bias:
             rows = np.concatenate([np.full_like(rows[:, :, :1], beta), rows], axis=2)
         yield rows[np.isfinite(rows).all(axis=(1, 2))]
+
+
+def _states(node: onnx.NodeProto, slot: int, weight_shape: Sequence[int], values: Float) -> Float:
+    """What a recurrent layer multiplies, (steps, batch, directions, K): input or hidden states.
+
+    The first step's hidden states, mostly zeros, are left out.
+    """
+    directions = weight_shape[0]
+    if slot == 1:
+        shape = (*values.shape[:2], directions, values.shape[2])
+        return np.broadcast_to(values[:, :, None], shape)
+    kind = bytes(attribute(node, "direction", b"forward"))
+    turned = (kind == b"reverse", True)  # the second direction always goes backwards
+    before = [values[1:, d] if turned[d] else values[:-1, d] for d in range(directions)]
+    return np.stack(before, axis=2)
 
 
 def _aligned(

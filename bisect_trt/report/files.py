@@ -135,7 +135,9 @@ def write_report(result: Record, state: RunState) -> None:
         repaired = fitted = repaired_problem(problem, state.repair)
     if state.weights is not None:
         fitted = fitted_problem(repaired, state.weights)
-        models[FITTED_MODEL] = as_stored(fitted.whole, problem)
+        rows = [choice.plan for choice in result.choices if choice.fitted]
+        row = fitted.plan_of_whole(rows[0] if rows else state.base)
+        models[FITTED_MODEL] = as_stored(fitted.whole.settled(row), problem)
 
     def whole(plan: PrecisionPlan, choice: Choice | None) -> tuple[Problem, PrecisionPlan]:
         """The model of a choice, and its plan for the whole of that."""

@@ -19,6 +19,11 @@ from bisect_trt.runners.device import CPU, Device
 from bisect_trt.runners.values import owned
 
 
+def before_fitting(name: str) -> str:
+    """The name under which a store has constant ``name`` as it was before its rounding to fit."""
+    return f"{name} before fitting"
+
+
 class ConstantStore:
     """The constants of one graph on a device, each exact and in one rounded version.
 
@@ -31,6 +36,8 @@ class ConstantStore:
 
     def __init__(self, graph: Graph, device: Device = CPU) -> None:
         self._arrays = graph.constants
+        exact = graph.exact_constants.items()
+        self._before_fitting = {before_fitting(name): c.values for name, c in exact}
         self._device = device
         self._lock = RLock()
         self._exact: dict[str, ort.OrtValue] = {}
@@ -48,13 +55,13 @@ class ConstantStore:
         with self._lock:
             if precision is Precision.FP32:
                 if name not in self._exact:
-                    self._exact[name] = self._placed(self._arrays[name])
+                    self._exact[name] = self._placed(self._array(name))
                 return self._exact[name]
             version = self._rounded.get(name)
             if version is None or version[0] is not precision:
                 version = None
                 self._rounded.pop(name, None)  # freed first: two would be in memory for a moment
-                exact = self._arrays[name]
+                exact = self._array(name)
                 array = rounded_values(exact, precision, np.dtype(np.float32))
                 version = self._rounded[name] = (precision, self._placed(array))
                 let_go(exact)
@@ -64,6 +71,9 @@ class ConstantStore:
         """Frees the rounded versions, which are made again when they are asked for."""
         with self._lock:
             self._rounded.clear()
+
+    def _array(self, name: str) -> NDArray[Any]:
+        return self._before_fitting[name] if name in self._before_fitting else self._arrays[name]
 
     def _placed(self, array: NDArray[Any]) -> ort.OrtValue:
         return owned(array, self._device.memory, self._device.number)

@@ -19,7 +19,7 @@ from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.opsets import with_new_nodes_pinned, with_roundings
 from bisect_trt.model.switched import to_switched
 from bisect_trt.runners.concurrency import Headroom, side_by_side
-from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.constants import ConstantStore, before_fitting
 from bisect_trt.runners.device import CPU, Device, load_cuda_libraries
 from bisect_trt.runners.node_by_node import LayerValues, NodeByNode
 from bisect_trt.runners.ort_session import failure_of_session, session_as_written
@@ -54,6 +54,7 @@ class SwitchedSession:
         switched = to_switched(graph, low, pin, selects=device != CPU)
         self._takes, self._gives = switched.takes, graph.outputs
         self._flags, self._weights = switched.flags, switched.weights
+        self._exact_constants = graph.exact_constants
         self._call = caller(session_as_written(switched.model, _WHERE, threads, device))
         self._states = [
             owned(np.array(state), device.memory, device.number) for state in (False, True)
@@ -77,7 +78,7 @@ class SwitchedSession:
             owners[name] = self._states[is_on]
         for name, weight in self._weights.items():
             precision = weight.reduced if weight.layer in reduced else weight.pinned
-            owners[name] = self._constants.owner(weight.tensor, precision)
+            owners[name] = self._constants.owner(self._read(weight.tensor, reduced), precision)
         feed = {name: value_of(owner) for name, owner in owners.items()}
         try:
             results = self._call(feed, self._gives, None)
@@ -86,6 +87,12 @@ class SwitchedSession:
         outputs = {name: viewed(results[i]) for i, name in enumerate(self._gives)}
         # An input that is also an output is the caller's memory, which may be freed: copied.
         return outputs | {n: outputs[n].copy() for n in self._takes if n in outputs}
+
+    def _read(self, tensor: str, reduced: Set[str]) -> str:
+        """The store's name of a constant: one rounded to fit is for its reduced layer alone."""
+        exact = self._exact_constants.get(tensor)
+        fits = exact is None or exact.layer in reduced
+        return tensor if fits else before_fitting(tensor)
 
 
 class EmulatedRunner:

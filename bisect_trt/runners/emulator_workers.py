@@ -13,6 +13,7 @@ from bisect_trt.base.errors import BadInputError, MachineError, RunnerFailedErro
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.model.graph import ExactConstant, Graph, as_graph
 from bisect_trt.model.save import PROTOBUF_LIMIT_BYTES, held_size, weights_size, write_model
 from bisect_trt.runners.device import CPU, Device
 from bisect_trt.runners.device_check import DeviceChecker
@@ -78,7 +79,7 @@ class EmulatorPool:
 
 
 def server_arguments(
-    model: onnx.ModelProto,
+    model: onnx.ModelProto | Graph,
     base: Precision,
     threads: int,
     device: Device = CPU,
@@ -90,6 +91,8 @@ def server_arguments(
     Raises:
         BadInputError: the model does not fit into one message.
     """
+    graph = as_graph(model)
+    model = graph.proto
     if (weights_size(model) if elsewhere else held_size(model)) >= PROTOBUF_LIMIT_BYTES:
         how = "to other machines; leave --ray out" if elsewhere else "from memory; give its file"
         raise BadInputError(f"--workers: a model above 2 GB cannot be sent {how}")
@@ -101,17 +104,25 @@ def server_arguments(
         "base": base,
         "threads": threads,
         "device": device,
+        "exact_constants": dict(graph.exact_constants),
     }
 
 
 class EmulationServer:
     """The worker's side: an emulator of one model."""
 
-    def __init__(self, model: bytes, base: Precision, threads: int, device: Device) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        base: Precision,
+        threads: int,
+        device: Device,
+        exact_constants: Mapping[str, ExactConstant],
+    ) -> None:
         if device != CPU:  # the worker may be on another machine: its own device is checked
             DeviceChecker(device).check()
-        proto = onnx.load_from_string(model)
-        self._runner = EmulatedRunner(proto, base, threads=threads, device=device)
+        graph = Graph(onnx.load_from_string(model), exact_constants=exact_constants)
+        self._runner = EmulatedRunner(graph, base, threads=threads, device=device)
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> list[Arrays]:
         """As :meth:`EmulatedRunner.outputs`, all in one answer."""

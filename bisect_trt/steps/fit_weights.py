@@ -6,17 +6,16 @@ import base64
 import math
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
+from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.model.graph import Graph
+from bisect_trt.model.graph import ExactConstant, Graph
 from bisect_trt.repair.matrices import (
     Matrices,
     MatrixLayer,
@@ -34,6 +33,12 @@ from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
 
 SAMPLES = 8
 """Inputs of each kind, given, perturbed and augmented, on which weights are chosen."""
+
+COPIES = 10
+"""Perturbed and augmented inputs that are made of each kind."""
+
+APART = 5
+"""Every such copy is kept apart, to judge the network with the chosen weights on."""
 
 ROWS = 16_384
 """Rows of a layer's input that are used, of all samples together."""
@@ -107,19 +112,27 @@ def fit_weights(
             row, chosen = layer.fitted(precision)
             found.append(row)
             constants |= chosen
-    return FittedWeights(with_constants(graph, constants), constants, tuple(found))
+    return _fitted_weights(graph, constants, tuple(found))
 
 
 def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
     """The weights of ``problem`` chosen on the search's inputs: given, perturbed, augmented.
 
-    What was chosen in an earlier run is not chosen again.
+    All keep the nearest rounding where :func:`kept_if_better` says so. What was chosen in an
+    earlier run is not chosen again.
+
+    Raises:
+        RunnerFailedError: the graph cannot be run on a sample.
     """
-    samples = [
-        *evenly(problem.samples, SAMPLES),
-        *perturbs(problem, context, SEARCH_STREAM, SAMPLES, emulated=True),
-        *augmented(problem, context, SEARCH_STREAM, SAMPLES),
-    ]
+    made = (
+        *perturbs(problem, context, SEARCH_STREAM, COPIES, emulated=True),
+        *augmented(problem, context, SEARCH_STREAM, COPIES),
+    )
+    # What can be augmented in few ways only repeats itself.
+    copies = list({sample.digest: sample for sample in made}.values())
+    apart = copies[APART - 1 :: APART]
+    del copies[APART - 1 :: APART]
+    samples = [*evenly(problem.samples, SAMPLES), *copies]
     precision, threads = problem.settings.precision, problem.settings.threads or 0
     graph, check = problem.graph, context.time.check
 
@@ -132,15 +145,81 @@ def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
             before_each=check,
             but=read_behind(problem),
         )
+        found = kept_if_better(problem, context, found, apart)
         constants = {name: _packed(values) for name, values in found.constants.items()}
         return [constants, [astuple(row) for row in found.layers]]
 
-    key = [problem.model.digest, precision.value, *(sample.digest for sample in samples)]
+    digests = tuple(sample.digest for sample in samples)
+    key = [problem.model.digest, precision.value, *digests, *(s.digest for s in apart)]
     packed, rows = context.recalled("weights", key, chosen)
     constants = {name: _unpacked(text, graph.constants[name]) for name, text in packed.items()}
-    digests = tuple(sample.digest for sample in samples)
     layers = tuple(FittedLayer(*row) for row in rows)
-    return FittedWeights(with_constants(graph, constants), constants, layers, digests)
+    return _fitted_weights(graph, constants, layers, digests)
+
+
+def _fitted_weights(
+    graph: Graph,
+    constants: Mapping[str, NDArray[np.float32]],
+    layers: tuple[FittedLayer, ...],
+    samples: tuple[str, ...] = (),
+) -> FittedWeights:
+    """Puts ``constants`` into ``graph``, which keeps their FP32 values for pinned layers."""
+    exact = {
+        name: ExactConstant(row.layer, graph.constants[name])
+        for row in layers
+        for name in (row.weight, row.bias)
+        if name in constants
+    }
+    fitted = replace(graph.with_constants(constants), exact_constants=exact)
+    return FittedWeights(fitted, constants, layers, samples)
+
+
+def kept_if_better(
+    problem: Problem, context: Context, found: FittedWeights, apart: Sequence[Sample]
+) -> FittedWeights:
+    """``found``, or no chosen weights where the network errs as much with them.
+
+    It is judged on the samples ``apart``, by the mean square of the outputs' errors. All layers but
+    matrix ones are in FP32: the roundings of activations would hide what the weights do.
+
+    Raises:
+        RunnerFailedError: the graph cannot be run on a sample.
+    """
+    if not found.constants or not apart:
+        return found
+    before, after = (
+        _mean_square(problem, context, graph, apart) for graph in (problem.graph, found.graph)
+    )
+    # Where the nearest weights give no finite error, there is nothing to compare with.
+    if after < before or not math.isfinite(before):
+        return found
+    rows = tuple(replace(row, kept=False) for row in found.layers)
+    return FittedWeights(problem.graph, {}, rows, found.samples)
+
+
+def _mean_square(
+    problem: Problem, context: Context, graph: Graph, samples: Sequence[Sample]
+) -> float:
+    """The mean square error of the float outputs, each relative to its own; infinite on failure."""
+    threads = problem.settings.threads or 0
+    runner = EmulatedRunner(replace(graph), problem.settings.precision, threads=threads)
+    plan, found = problem.base.with_pins(all_but_matrices(problem)), list[float]()
+    for sample in samples:
+        context.time.check()
+        exact = context.references.of(sample)
+        try:
+            (outputs,) = runner.outputs(plan, [sample])
+        except RunnerFailedError:  # such as an index that became NaN
+            return math.inf
+        for name, reference in exact.items():
+            if reference.dtype.kind == "f" and (finite := np.isfinite(reference)).any():
+                if outputs[name].shape != reference.shape:
+                    return math.inf
+                values = reference[finite].astype(np.float64)
+                with np.errstate(invalid="ignore", over="ignore"):
+                    error = np.mean((outputs[name][finite] - values) ** 2)
+                found.append(float(error) / (float(np.mean(values**2)) or 1.0))
+    return float(np.mean(found)) if found else math.nan
 
 
 def _packed(values: NDArray[np.float32]) -> str:
@@ -160,6 +239,7 @@ def fitted_problem(problem: Problem, weights: FittedWeights) -> Problem:
     """``problem`` with the chosen weights; the original stays the reference."""
     whole = whole_of(problem, weights.graph)
     assert whole is not None, "the graph has the nodes that it had"
+    whole = replace(whole, exact_constants=weights.graph.exact_constants)
     return problem_on(problem, weights.graph, whole)
 
 
@@ -264,18 +344,3 @@ def _gather(
         give(tensor, values)
         if not readers:
             break
-
-
-def with_constants(graph: Graph, constants: Mapping[str, NDArray[np.float32]]) -> Graph:
-    """``graph`` with other values of some constants, under the same names."""
-    model = onnx.ModelProto()
-    model.CopyFrom(graph.proto)
-    for tensor in model.graph.initializer:
-        if tensor.name in constants:
-            tensor.CopyFrom(numpy_helper.from_array(constants[tensor.name], tensor.name))
-    for node in model.graph.node:
-        if node.op_type == "Constant" and node.output[0] in constants:
-            del node.attribute[:]
-            value = numpy_helper.from_array(constants[node.output[0]])
-            node.attribute.append(onnx.helper.make_attribute("value", value))
-    return Graph(model, graph.stored_inputs, graph.stored_outputs)

@@ -160,7 +160,7 @@ def open_emulator_pool(
         threads = max(1, (settings.threads or count) // count)
     device = local.device if settings.ray is None else device
     arguments = server_arguments(
-        problem.graph.proto,
+        problem.graph,
         settings.precision,
         threads,
         replace(device, number=0),

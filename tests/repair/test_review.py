@@ -16,6 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 import bisect_trt
 from bisect_trt import pipeline
 from bisect_trt.base.interrupt import BudgetSpentError, Observer
+from bisect_trt.base.plan import Precision
+from bisect_trt.repair.weights import neighbours
 from bisect_trt.report.summarise import Result
 from bisect_trt.runners.device import Device
 from bisect_trt.settings import Settings
@@ -24,9 +26,14 @@ from bisect_trt.steps.baselines import measure_baselines
 from bisect_trt.steps.context import Context, open_beside, open_context
 from bisect_trt.steps.diagnosis import Triage, find_cause
 from bisect_trt.steps.failing_inputs import look_beyond
-from bisect_trt.steps.fit_weights import fitted_problem, fitted_weights
+from bisect_trt.steps.fit_weights import (
+    FittedWeights,
+    fitted_problem,
+    fitted_weights,
+    kept_if_better,
+)
 from bisect_trt.steps.problem import Problem, load
-from bisect_trt.steps.samples import SEARCH_STREAM, augmented
+from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
 from bisect_trt.steps.select_robust import validated_set
 from fixtures.build import GraphBuilder
 from tests.command import call
@@ -133,6 +140,39 @@ def test_a_weight_that_the_rest_reads_too_stays(tmp_path: Path) -> None:
     assert found.constants and shared not in found.constants
 
 
+def test_a_network_that_errs_more_keeps_the_nearest_rounding(tmp_path: Path) -> None:
+    problem = problem_of(blocks(), FEED, tmp_path)
+    with open_context(problem, Observer()) as context:
+        found = fitted_weights(problem, context)
+        apart = list(perturbs(problem, context, SEARCH_STREAM, 4, emulated=True))
+        assert kept_if_better(problem, context, found, apart) == found
+        weights = {n: problem.graph.constants[n] for n in found.constants}
+        farther = {
+            name: neighbours(values.astype(np.float64), Precision.FP16)[1].astype(np.float32)
+            for name, values in weights.items()
+        }
+        worse = FittedWeights(problem.graph.with_constants(farther), farther, found.layers)
+        left = kept_if_better(problem, context, worse, apart)
+        # Without an input to judge on, the layers' own errors decide.
+        assert kept_if_better(problem, context, worse, []) == worse
+    assert found.constants and not left.constants and left.graph is problem.graph
+    assert left.layers and not any(row.kept for row in left.layers)
+
+
+def test_copies_kept_apart_choose_no_weights(tmp_path: Path) -> None:
+    problem = problem_of(blocks(), FEED, tmp_path)
+    with open_context(problem, Observer()) as context:
+        found = fitted_weights(problem, context)
+        copies = [
+            *perturbs(problem, context, SEARCH_STREAM, 10, emulated=True),
+            *augmented(problem, context, SEARCH_STREAM, 10),
+        ]
+    made = list(dict.fromkeys(sample.digest for sample in copies))
+    given = {sample.digest for sample in problem.samples}
+    assert len(found.samples) == len(set(found.samples)) == len(given) + len(made) - len(made) // 5
+    assert set(found.samples) == (given | set(made)) - set(made[4::5])
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_weights_beyond_fp16_stay_as_they_are(tmp_path: Path) -> None:
     bias = np.full(WIDTH, 0.3, np.float32)
@@ -181,12 +221,12 @@ def half(model: onnx.ModelProto, kept: str) -> onnx.ModelProto:
     return model
 
 
-def test_a_fitted_model_has_the_types_of_an_fp16_source(tmp_path: Path) -> None:
+def test_weights_of_a_layer_that_stays_in_fp32_are_not_worth_fitting(tmp_path: Path) -> None:
     feed = {"x": FEED["x"].astype(np.float16)}
-    answered(half(blocks(), "/b.1/MatMul"), tmp_path, feed=feed)
-    made = onnx.load(tmp_path / "model.fitted.onnx")
-    values = (*made.graph.input, *made.graph.output)
-    assert {v.type.tensor_type.elem_type for v in values} == {TensorProto.FLOAT16}
+    found = answered(half(blocks(), "/b.1/MatMul"), tmp_path, feed=feed)
+    # All other weights are FP16 numbers.
+    assert "weights fitted" not in [choice.name for choice in found.choices]
+    assert not (tmp_path / "model.fitted.onnx").exists()
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +235,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     onnx.save(blocks(), folder / "m.onnx")
     np.savez(folder / "x.npz", **FEED)
-    answered(folder / "m.onnx", folder / "run")
+    answered(folder / "m.onnx", folder / "run", require="rel_range<=3e-4")
     plan = json.loads((folder / "run" / "plan.json").read_text())
     (row,) = (row for row in plan["choices"] if row["name"] == "weights fitted")
     plan |= {"weights": "fit", "pinned": row["pinned"]}
@@ -209,6 +249,21 @@ def verified(files: Path, model: str, *more: object) -> tuple[int, dict[str, obj
     ended = call("verify", files / model, *given, *out, *more, limits=EIGHT)
     record = json.loads((files / "verify" / "verify.json").read_text())
     return ended.exit_code, record
+
+
+def test_layers_kept_in_fp32_have_their_weights_in_the_files(tmp_path: Path) -> None:
+    model = blocks()
+    found = answered(model, tmp_path, require="rel_range<=3e-4")
+    (row,) = [choice for choice in found.choices if choice.fitted]
+    before = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    made = onnx.load(tmp_path / "model.fitted.onnx")
+    after = {t.name: numpy_helper.to_array(t) for t in made.graph.initializer}
+    kept = [layer for layer in found.weights.rows if layer.kept]
+    pinned = {x.weight for x in kept if x.layer in row.plan.pinned}
+    reduced = {x.weight for x in kept} - pinned
+    assert pinned and reduced
+    assert all(np.array_equal(after[name], before[name]) for name in pinned)
+    assert all(np.array_equal(after[name], after[name].astype(np.float16)) for name in reduced)
 
 
 def test_golden_outputs_are_checked_with_fitted_weights_too(files: Path) -> None:

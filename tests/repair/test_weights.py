@@ -17,13 +17,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from bisect_trt.base.plan import Precision
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.rounding import STORAGE_DTYPE, rounded
 from bisect_trt.model.graph import Graph
+from bisect_trt.model.typed import to_typed
 from bisect_trt.repair.matrices import from_matrices, matrix_layers, rows_of, to_matrices
 from bisect_trt.repair.weights import WIDEST, Moments, choose, neighbours
-from bisect_trt.steps import fit_weights as step
+from bisect_trt.runners.device import CPU
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.emulator_workers import EmulationServer, server_arguments
+from bisect_trt.runners.second_emulator import WholeModelRunner
 from bisect_trt.steps.fit_weights import FittedWeights, fit_weights
 from fixtures.build import GraphBuilder
 from tests.repair.graphs import graph_of, input_value, run, snr_db
@@ -163,6 +167,58 @@ def product_of(model: onnx.ModelProto, case: Case, x: NDArray[np.float32]) -> ND
     return np.einsum("ngk,gkm->ngm", rows, matrices.astype(np.float64))
 
 
+def recurrent(
+    op: str, direction: str = "forward", *, gives: str = "y", **attributes: Any
+) -> onnx.ModelProto:
+    """A recurrent layer over 9 steps of 2 rows, 12 values each, with 8 hidden ones."""
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    directions = 2 if direction == "bidirectional" else 1
+    w, r = normal(0, directions, gates * 8, 12) * 0.3, normal(1, directions, gates * 8, 8) * 0.3
+    outputs = ["y"] if gives == "y" else ["", gives]
+    graph = helper.make_graph(
+        [
+            helper.make_node(
+                op,
+                ["x", "w", "r"],
+                outputs,
+                "layer",
+                direction=direction,
+                hidden_size=8,
+                **attributes,
+            )
+        ],
+        "layer",
+        [input_value("x", (9, 2, 12))],
+        [onnx.ValueInfoProto(name=gives)],
+        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(r, "r")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_rows_times_matrices_are_a_linear_recurrence(direction: str) -> None:
+    count = 2 if direction == "bidirectional" else 1
+    linear = {"activation_alpha": [1.0] * count, "activation_beta": [0.0] * count}
+    model = recurrent("RNN", direction, activations=["Affine"] * count, **linear)
+    x, graph = normal(3, 9, 2, 12), graph_of(model)
+    output = run(model, {"x": x})["y"]
+    sums = []
+    for layer, values in zip(matrix_layers(graph, FP16), (x, output), strict=True):
+        weight, random = graph.constants[layer.weight], np.random.default_rng(0)
+        matrices = to_matrices(layer.node, layer.slot, weight)
+        back = from_matrices(layer.node, layer.slot, matrices, weight.shape)
+        np.testing.assert_array_equal(back, weight)
+        rows = np.concatenate(list(rows_of(layer, weight.shape, values, 1 << 20, random)))
+        sums.append(np.einsum("ngk,gkm->ngm", rows, matrices).reshape(-1, 2, count, 8))
+    of_input, of_states = sums
+    for d in range(count):
+        # The first step of each direction has no hidden states yet.
+        later = np.s_[:-1] if direction == "reverse" or d else np.s_[1:]
+        np.testing.assert_allclose(
+            of_input[later, :, d] + of_states[:, :, d], output[later, d], atol=1e-5
+        )
+
+
 def test_rows_are_drawn_beyond_the_limit_and_only_finite_ones() -> None:
     b = GraphBuilder(0)
     model = b.model({"x": [50, 4]}, {b.op("MatMul", "x", b.normal(4, 3)): [50, 3]})
@@ -286,6 +342,37 @@ def test_groups_are_chosen_as_if_alone() -> None:
     np.testing.assert_array_equal(together.matrices, np.concatenate([c.matrices for c in alone]))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 12), st.integers(1, 6)),
+    st.integers(0, 60),
+    st.integers(1, 14),
+    st.booleans(),
+    st.sampled_from([FP16, BF16]),
+)
+def test_whatever_the_shape_each_weight_is_a_neighbour(
+    shape: tuple[int, int, int], count: int, widest: int, biased: bool, precision: Precision
+) -> None:
+    groups, width, _ = shape
+    weight = normal(1, *shape).astype(np.float64)
+    weight[:, width // 2] = 0.0
+    rows = np.stack([correlated(g, count, width) for g in range(groups)], axis=1)
+    rows[:, :, :biased] = 1.0
+    moments = moments_of(rows, same=False, widest=widest)
+    choice = choose(weight, moments, precision, biased=biased)
+    again = choose(weight, moments, precision, biased=biased)
+    np.testing.assert_array_equal(choice.matrices, again.matrices)
+    near, other = neighbours(weight, precision)
+    inside = (choice.matrices == near) | (choice.matrices == other)
+    assert choice.matrices.shape == shape and inside[:, biased:].all()
+    np.testing.assert_array_equal(choice.matrices, rounded(choice.matrices, precision))
+    np.testing.assert_array_equal(choice.matrices[:, width // 2], 0.0)
+    # On the rows apart, the error is what the moments say.
+    error = np.einsum("ngk,gkm->ngm", rows[::5], weight - choice.matrices)
+    one_block = width <= widest
+    assert not one_block or np.isclose(choice.after, float(np.sum(error**2)), rtol=1e-6, atol=1e-12)
+
+
 def test_wide_layers_are_chosen_in_blocks() -> None:
     rows, weight = correlated(0, 500, 20), normal(1, 1, 20, 3).astype(np.float64)
     moments = moments_of(rows, widest=8)
@@ -383,7 +470,7 @@ def nearest(graph: Graph) -> Graph:
     """``graph`` with every matrix constant rounded to the nearest FP16 number."""
     layers = matrix_layers(graph, FP16)
     names = {name for layer in layers for name in (layer.weight, layer.bias) if name}
-    return step.with_constants(graph, {n: rounded(graph.constants[n], FP16) for n in names})
+    return graph.with_constants({n: rounded(graph.constants[n], FP16) for n in names})
 
 
 def snr_on(graph: Graph, original: Graph, samples: Sequence[Sample]) -> float:
@@ -444,6 +531,37 @@ def test_the_same_choice_each_time_whatever_the_passes() -> None:
     alone = few(moment_bytes=1)  # each layer by itself
     assert once.layers == again.layers == alone.layers
     assert once.graph.proto == again.graph.proto == alone.graph.proto
+
+
+def unfolded(x: NDArray[np.float32], channels: slice) -> NDArray[np.float32]:
+    """The windows of a convolution of 3 x 2, strides 2 and 1, dilations 1 and 2, one a row."""
+    _, _, height, width = x.shape
+    return np.stack(
+        [
+            x[n, channels, i : i + 3, j : j + 3 : 2].ravel()
+            for n in range(len(x))
+            for i in range(0, height - 2, 2)
+            for j in range(width - 2)
+        ]
+    )
+
+
+def test_a_grouped_strided_convolution_is_chosen_as_dense_products_are() -> None:
+    b = GraphBuilder(1)
+    weight = b.normal(6, 2, 3, 2)
+    y = b.op("Conv", "x", weight, group=2, strides=[2, 1], dilations=[1, 2])
+    conv = graph_of(b.model({"x": [1, 4, 9, 9]}, {y: [1, 6, 4, 7]}))
+    samples = samples_of((1, 4, 9, 9), 6)
+    (chosen,) = fit_weights(conv, samples, FP16).constants.values()
+    for group in range(2):
+        half = conv.constants[weight][3 * group : 3 * group + 3]
+        b = GraphBuilder(1)
+        dense = b.weight(half.reshape(3, -1).T.copy())
+        product = graph_of(b.model({"x": [28, 12]}, {b.op("MatMul", "x", dense): [28, 3]}))
+        channels = np.s_[2 * group : 2 * group + 2]
+        rows = [Sample(s.name, {"x": unfolded(s.arrays["x"], channels)}) for s in samples]
+        (alone,) = fit_weights(product, rows, FP16).constants.values()
+        np.testing.assert_array_equal(alone.T.reshape(3, 2, 3, 2), chosen[3 * group :][:3])
 
 
 def test_a_matmul_and_the_bias_behind_it() -> None:
@@ -534,3 +652,110 @@ def test_the_time_is_asked_before_each_inference_and_each_layer() -> None:
     samples = samples_of((1, 6, 17, 17), 3)
     found = fit_weights(graph, samples, FP16, before_each=lambda: asked.append(1))
     assert found.layers and len(asked) == 3 + len(found.layers)
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_both_weights_of_a_recurrent_layer_gain(op: str) -> None:
+    more = {"linear_before_reset": 1} if op == "GRU" else {}
+    graph = graph_of(recurrent(op, "bidirectional", **more))
+    fitted = fit_weights(graph, steps_of(12), FP16)
+    assert [(row.weight, row.kept) for row in fitted.layers] == [("w", True), ("r", True)]
+    check_neighbours(graph, fitted)
+    unseen = steps_of(6, first=50)
+    assert snr_on(fitted.graph, graph, unseen) > snr_on(nearest(graph), graph, unseen) + 1.0
+
+
+def steps_of(count: int, first: int = 0) -> list[Sample]:
+    """Correlated inputs of :func:`recurrent`."""
+    found = (sample.arrays["x"] for sample in samples_of((18, 12), count, first))
+    return [Sample(f"s{n}", {"x": x.reshape(9, 2, 12)}) for n, x in enumerate(found)]
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        (recurrent("GRU"), ["w"]),  # its hidden states are scaled before the product
+        (recurrent("LSTM", gives="last"), ["w"]),  # nothing shows the hidden states
+        (recurrent("LSTM", layout=1), []),
+    ],
+    ids=["reset", "last", "batch-first"],
+)
+def test_recurrent_weights_that_cannot_be_seen_are_left(
+    model: onnx.ModelProto, weights: list[str]
+) -> None:
+    assert [layer.weight for layer in matrix_layers(graph_of(model), FP16)] == weights
+
+
+# Layers that stay in FP32
+
+
+def by_name(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    """The initialisers of a model."""
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+def perceptron() -> Graph:
+    """Two MatMuls with an Add behind each."""
+    b = GraphBuilder(1)
+    x = b.op("Relu", b.op("Add", b.op("MatMul", "x", b.normal(16, 16)), b.normal(16)))
+    x = b.op("Add", b.op("MatMul", x, b.normal(16, 4)), b.normal(4))
+    return graph_of(b.model({"x": [64, 16]}, {x: [64, 4]}))
+
+
+def test_layers_kept_in_fp32_keep_their_weights() -> None:
+    graph, samples = perceptron(), samples_of((64, 16), 2)
+    fitted = fit_weights(graph, samples, FP16)
+    first, second = fitted.layers
+    assert first.kept and second.kept and first.bias and second.bias
+    plan = PrecisionPlan(FP16, frozenset({first.layer}))
+    written = by_name(to_typed(fitted.graph, plan))
+    np.testing.assert_array_equal(written[first.weight], graph.constants[first.weight])
+    # The bias is read by an Add that is reduced, but belongs to the weight.
+    half = graph.constants[first.bias].astype(np.float16)
+    np.testing.assert_array_equal(written[f"{first.bias}__fp16"], half)
+    chosen = fitted.constants[second.weight].astype(np.float16)
+    np.testing.assert_array_equal(written[f"{second.weight}__fp16"], chosen)
+
+
+def values_of(runner: Any, plan: PrecisionPlan, samples: Sequence[Sample]) -> NDArray[Any]:
+    """The only output of all samples."""
+    return np.stack([next(iter(found.values())) for found in runner.outputs(plan, samples)])
+
+
+def plans_of(graph: Graph) -> list[PrecisionPlan]:
+    """Everything reduced, nothing, all Adds in FP32, each layer alone in FP32."""
+    names = [layer.name for layer in graph.layers_at(FP16)]
+    adds = frozenset(layer.name for layer in graph.layers if layer.op == "Add")
+    sets = [frozenset[str](), frozenset(names), adds, *(frozenset({name}) for name in names)]
+    return [PrecisionPlan(FP16, pins) for pins in sets]
+
+
+def test_all_emulators_read_the_weights_that_the_plan_asks_for() -> None:
+    graph, samples = perceptron(), samples_of((64, 16), 2)
+    fitted = fit_weights(graph, samples, FP16)
+    worker = EmulationServer(**server_arguments(fitted.graph, FP16, 1, CPU))
+    emulator, whole = EmulatedRunner(fitted.graph, FP16), WholeModelRunner(fitted.graph)
+    for plan in plans_of(fitted.graph):
+        restored = {
+            name: graph.constants[name]
+            for row in fitted.layers
+            for name in (row.weight, row.bias)
+            if row.layer in plan.pinned
+        }
+        # A graph that has these constants only, and no others to choose from.
+        other = graph.with_constants({**fitted.constants, **restored})
+        expected = values_of(EmulatedRunner(other, FP16), plan, samples)
+        for one in (emulator, worker):
+            np.testing.assert_array_equal(values_of(one, plan, samples), expected)
+        expected = values_of(WholeModelRunner(other), plan, samples)
+        np.testing.assert_array_equal(values_of(whole, plan, samples), expected)
+
+
+def test_in_fp32_a_fitted_network_gives_what_the_original_gives() -> None:
+    graph, samples = perceptron(), samples_of((64, 16), 2)
+    fitted = fit_weights(graph, samples, FP16)
+    fp32 = PrecisionPlan(Precision.FP32)
+    runners = (EmulatedRunner(g, FP16) for g in (graph, fitted.graph))
+    before, after = (values_of(runner, fp32, samples) for runner in runners)
+    np.testing.assert_array_equal(before, after)
+    assert fitted.graph.settled(PrecisionPlan(FP16)).proto == fitted.graph.proto
