@@ -74,6 +74,8 @@ TIME_DEVIATION = 0.01
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "DeformConv"})
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
 """Operators that move no bytes."""
+_READ_WHAT_THEY_WRITE = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
+"""Operators that read a part of their operand, as an embedding does of its table."""
 _POINTWISE = frozenset(
     {"Abs", "Add", "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Cos", "Div", "Elu", "Erf"}
     | {"Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max", "Min", "Mish"}
@@ -246,7 +248,7 @@ def estimated_table(
     inputs: Inputs,
     precision: Precision,
     *,
-    kept: Precision = Precision.TF32,
+    kept: Precision | None = None,
     count: int = BLOCKS,
 ) -> CostTable:
     """The table of ``graph`` without an engine, in relative time.
@@ -255,12 +257,15 @@ def estimated_table(
         graph: the model.
         inputs: the shape of each input, which decides how large tensors are.
         precision: what reduced layers run in.
-        kept: what an engine runs pinned layers in; its FP32 is TF32 unless that is switched off.
+        kept: what an engine runs pinned layers in; None for TF32, an engine's FP32 unless that is
+            switched off, or for FP32 where ``precision`` is TF32.
         count: how many blocks, fewer where there are fewer layers.
 
     Returns:
         A table in which everything reduced takes 1.
     """
+    if kept is None:
+        kept = Precision.TF32 if precision.is_storage else Precision.FP32
     works = layer_works(graph, inputs, precision)
     starts = block_starts(works, crossing_values(graph, inputs, precision), count)
     blocks = tuple(works[begin:end] for begin, end in pairwise((*starts, len(works))))
@@ -346,7 +351,8 @@ class _Sizes:
 def _work(node: onnx.NodeProto, name: str, sizes: _Sizes, makers: Mapping[str, str]) -> LayerWork:
     """What the layer ``name`` computes and moves; ``makers`` are operators by their outputs."""
     op, shapes = node.op_type, sizes.shapes
-    values = sizes.floats(node.output) + sizes.floats(tensors_read(node))
+    written, read = sizes.floats(node.output), sizes.floats(tensors_read(node))
+    values = written + (min(written, read) if op in _READ_WHAT_THEY_WRITE else read)
     if op in MATRIX_INPUTS or _has_matrix_body(node):
         # A matrix layer of unknown shapes still reads each weight once.
         count = multiply_adds(node, shapes, sizes.of(node.output[0])) or values
