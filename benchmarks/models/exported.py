@@ -164,12 +164,13 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def export(name: str, folder: Path) -> Path:
+def export(name: str, folder: Path, shape: tuple[int, ...] | None = None) -> Path:
     """Write the model, one file with its weights, and its input.
 
     Args:
         name: one of :data:`MODELS`.
         folder: where to.
+        shape: the input's, None for a batch of one.
 
     Returns:
         The model's path.
@@ -180,9 +181,9 @@ def export(name: str, folder: Path) -> Path:
     model = MODELS[name]().eval()
     random = np.random.default_rng(SEED)
     if name == "BERT":
-        key, array = "ids", random.integers(0, 30_000, (1, 128))
+        key, array = "ids", random.integers(0, 30_000, shape or (1, 128))
     else:
-        shape = DETECTED if name.startswith("RT-DETR") else PHOTO
+        shape = shape or (DETECTED if name.startswith("RT-DETR") else PHOTO)
         key, array = "x", random.standard_normal(shape).astype(np.float32)
     path = folder / f"{name}.onnx"
     torch.onnx.export(

@@ -111,6 +111,34 @@ def gpu_versions(device: str) -> dict[str, str]:
     return {"gpu": name, "driver": driver} if driver else {}
 
 
+@dataclass(frozen=True)
+class GpuCondition:
+    """What a GPU does while engines are timed on it.
+
+    ``clock_mhz`` is the multiprocessors' clock, ``max_clock_mhz`` its limit. ``processes`` is how
+    many compute on the GPU, None where that is hidden.
+    """
+
+    clock_mhz: int
+    max_clock_mhz: int
+    processes: int | None
+
+
+def gpu_condition() -> GpuCondition | None:
+    """The condition of the first GPU of CUDA_VISIBLE_DEVICES; None where it is unknown."""
+    gpus = visible_gpus()
+    clocks = _query_gpu(gpus[0], "clocks.sm,clocks.max.sm") if gpus else ("", "")
+    if not all(clock.isdecimal() for clock in clocks):
+        return None
+    try:
+        listed = _nvidia_smi("-i", gpus[0], "--query-compute-apps=pid", "--format=csv,noheader")
+        processes = sum(line.strip().isdecimal() for line in listed.splitlines())
+    except (OSError, subprocess.SubprocessError):
+        processes = 0
+    # A container may not see processes, not even its own.
+    return GpuCondition(int(clocks[0]), int(clocks[1]), processes or None)
+
+
 def _query_gpu(device: str, query: str) -> tuple[str, str]:
     """Two facts of a GPU; both empty where unknown."""
     try:

@@ -379,3 +379,23 @@ def test_the_driver_s_tool_is_asked_for_the_gpu(
     assert ort_devices.gpu_facts("0") == ("cuda", 0)
     tool.unlink()
     assert ort_devices.gpu_facts("0") == ("cuda", 0) and ort_devices.visible_gpus() == []
+
+
+def test_clocks_and_processes_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    answers = '*compute-apps*) printf "%b" "$APPS" ;; *clocks*) echo "$CLOCKS" ;;'
+    tool.write_text(f'#!/bin/sh\ncase "$*" in {answers} esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("CLOCKS", "1755, 1980")
+    monkeypatch.setenv("APPS", "4711\\n4712\\n")
+    assert ort_devices.gpu_condition() == ort_devices.GpuCondition(1755, 1980, 2)
+    monkeypatch.setenv("APPS", "")
+    assert ort_devices.gpu_condition() == ort_devices.GpuCondition(1755, 1980, None)
+    monkeypatch.setenv("CLOCKS", "[N/A], 1980")
+    assert ort_devices.gpu_condition() is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert ort_devices.gpu_condition() is None

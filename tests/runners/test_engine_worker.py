@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from bisect_trt.base.errors import RunnerFailedError
-from bisect_trt.runners.tensorrt import worker
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.runners.tensorrt import timing, worker
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest
 
 SUCCESS = SimpleNamespace(name="cudaSuccess")
@@ -30,10 +31,15 @@ class HostMemory:
     cudaMemcpyKind = SimpleNamespace(  # noqa: N815 (CUDA's name)
         cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2
     )
+    cudaStreamCaptureMode = SimpleNamespace(  # noqa: N815 (CUDA's name)
+        cudaStreamCaptureModeThreadLocal=1
+    )
     answers: dict[str, tuple[Any, ...]] = {  # noqa: RUF012 (never changed)
         "cudaStreamCreate": (7,),
         "cudaMemGetInfo": (1 << 33, 1 << 34),
         "cudaEventCreate": (0,),
+        "cudaStreamEndCapture": (0,),
+        "cudaGraphInstantiate": (0,),
         "cudaEventElapsedTime": (0.5,),
         "cudaGetDevice": (0,),
         "cudaGetDeviceProperties": (SimpleNamespace(name=b"Host", major=9, minor=0),),
@@ -155,9 +161,10 @@ def engine(memory: HostMemory, monkeypatch: pytest.MonkeyPatch) -> Engine:
         nptype=lambda _: np.float32,
     )
     built = Built(b"123", {"build": 2.0}, {"double": ("FLOAT",)}, [("WARNING", "slow")])
-    monkeypatch.setattr(worker, "import_tensorrt", lambda _: trt)
-    monkeypatch.setattr(worker, "import_cuda", lambda: memory)
-    monkeypatch.setattr(worker, "build_engine", lambda *_: built)
+    for module in (worker, timing):
+        monkeypatch.setattr(module, "import_tensorrt", lambda _: trt)
+        monkeypatch.setattr(module, "import_cuda", lambda: memory)
+        monkeypatch.setattr(module, "build_engine", lambda *_: built)
     return made
 
 
@@ -207,3 +214,44 @@ def test_an_engine_that_writes_beside_its_buffers_is_not_believed(
     with pytest.raises(RunnerFailedError, match=r"outside .* beside tensor 'y'") as caught:
         worker.EngineWorker(None).evaluate(REQUEST, SAMPLES, 1)
     assert caught.value.lost and not memory.blocks
+
+
+def test_engines_are_stored_and_take_turns(
+    engine: Engine, memory: HostMemory, tmp_path: Path
+) -> None:
+    file = tmp_path / "engine"
+    stored = timing.StoringWorker(None).store(REQUEST, str(file), SAMPLES[1])
+    assert file.read_bytes() == b"123" and engine.runs == 1
+    timed = timing.TimingWorker(None).time({"a": stored, "b": stored}, SAMPLES[1], 3)
+    assert list(timed.times) == ["a", "b"] and timed.condition is None
+    for found in timed.times.values():
+        assert found == timing.RoundTimes((0.5,) * 3, (0.5,) * 3)
+    assert not memory.blocks, "all memory was given back"
+
+
+def test_an_engine_that_no_graph_captures_is_timed_plainly(
+    engine: Engine, memory: HostMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = SimpleNamespace(name="cudaErrorStreamCaptureInvalidated")
+    monkeypatch.setattr(memory, "cudaStreamEndCapture", lambda _: (failed, 0), raising=False)
+    stored = timing.StoringWorker(None).store(REQUEST, str(tmp_path / "engine"), None)
+    assert engine.runs == 0, "without a sample nothing runs"
+    found = timing.TimingWorker(None).time({"a": stored}, SAMPLES[1], 2).times["a"]
+    assert found.plain_ms == (0.5, 0.5) and np.isnan(found.graph_ms).all()
+
+
+def test_an_engine_that_cannot_run_leaves_the_others_their_turns(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = timing.StoringWorker(None).store(REQUEST, str(tmp_path / "engine"), None)
+    full = RunnerFailedError("no memory", Verdict.CRASHED, lost=True, machine=True)
+    failures = [full]
+
+    def make_context() -> Context:
+        if failures:
+            raise failures.pop()
+        return Context(engine)
+
+    monkeypatch.setattr(engine, "create_execution_context", make_context)
+    times = timing.TimingWorker(None).time({"a": stored, "b": stored}, SAMPLES[1], 2).times
+    assert times["a"].failure == "no memory" and times["b"].plain_ms == (0.5, 0.5)

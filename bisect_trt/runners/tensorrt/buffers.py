@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ml_dtypes
@@ -115,6 +116,29 @@ class Cuda:
         for event in (begin, end):
             self._call("cudaEventDestroy", event)
         return elapsed
+
+    @contextmanager
+    def captured(self, enqueue: Callable[[], None]) -> Iterator[Callable[[], None] | None]:
+        """Captures what ``enqueue`` puts into the stream as a CUDA graph.
+
+        Gives a function that launches it; None where the work cannot be captured.
+        """
+        # Of this thread alone: TensorRT for RTX may compile kernels in others.
+        mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._call("cudaStreamBeginCapture", self.stream, mode)
+        with suppress(RunnerFailedError):
+            enqueue()
+        code, graph = self._runtime.cudaStreamEndCapture(self.stream)
+        if code != self._runtime.cudaError_t.cudaSuccess:
+            self._runtime.cudaGetLastError()  # the device is fine: the next call starts anew
+            yield None
+            return
+        executable = self._call("cudaGraphInstantiate", graph, 0)
+        try:
+            yield lambda: self._call("cudaGraphLaunch", executable, self.stream)
+        finally:
+            self._call("cudaGraphExecDestroy", executable)
+            self._call("cudaGraphDestroy", graph)
 
     def device(self) -> dict[str, str]:
         """Returns the GPU's name and compute capability, and CUDA's driver and runtime versions."""

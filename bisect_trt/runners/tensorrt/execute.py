@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,11 @@ class LoadedEngine:
         config.set_runtime_cache(self._kernels)
         if not options.cuda_graphs and hasattr(config, "cuda_graph_strategy"):
             config.cuda_graph_strategy = self._trt.CudaGraphStrategy.DISABLED
+        if options.eager_kernels and hasattr(
+            config, "dynamic_shapes_kernel_specialization_strategy"
+        ):
+            strategies = self._trt.DynamicShapesKernelSpecializationStrategy
+            config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
         return config
 
     def _context(self, cuda: Cuda) -> EngineContext:
@@ -131,6 +137,16 @@ class EngineContext:
 
     def latency_ms(self, arrays: Arrays) -> float:
         """Returns the median device time of one inference after a warm-up, without copies."""
+        with self.ready(arrays) as enqueue:
+            times: list[float] = []
+            deadline = time.perf_counter() + 0.3
+            while len(times) < 10 or time.perf_counter() < deadline:
+                times.append(self._cuda.elapsed_ms(enqueue))
+            return statistics.median(times)
+
+    @contextmanager
+    def ready(self, arrays: Arrays) -> Iterator[Callable[[], None]]:
+        """Gives a function that enqueues an inference on ``arrays``, after a warm-up."""
         with self._bound(arrays) as buffers:
             self._enqueue(buffers)  # gives the outputs their memory
             self._cuda.synchronise()
@@ -139,11 +155,7 @@ class EngineContext:
             while time.perf_counter() < deadline:
                 self._enqueue(buffers)
                 self._cuda.synchronise()
-            times: list[float] = []
-            deadline = time.perf_counter() + 0.3
-            while len(times) < 10 or time.perf_counter() < deadline:
-                times.append(self._cuda.elapsed_ms(lambda: self._enqueue(buffers)))
-            return statistics.median(times)
+            yield lambda: self._enqueue(buffers)
 
     def _bound(self, arrays: Arrays) -> Buffers:
         return Buffers(self._trt, self._cuda, self.context, arrays)

@@ -37,12 +37,14 @@ class EngineOptions:
     """How an engine is built and run; the defaults are TensorRT's own.
 
     ``optimisation_level`` is the builder's, 0 to 5. ``tactics`` allows kernels of libraries such as
-    cuBLAS and cuDNN. ``cuda_graphs`` lets TensorRT for RTX record graphs.
+    cuBLAS and cuDNN. ``cuda_graphs`` lets TensorRT for RTX record graphs. ``eager_kernels`` makes
+    it compile kernels for a shape before the first run, not beside the runs.
     """
 
     optimisation_level: int | None = None
     tactics: bool = True
     cuda_graphs: bool = True
+    eager_kernels: bool = False
 
 
 AS_USUAL = EngineOptions()
