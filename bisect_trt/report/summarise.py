@@ -330,7 +330,8 @@ def _is_better(new: Result, old: Result, new_row: Choice | None, old_row: Choice
         return ranks[0] > ranks[1]
     if is_slower(new_row, old_row) or is_slower(old_row, new_row):
         return is_slower(old_row, new_row)
-    return len(new_row.pinned) < len(old_row.pinned)
+    # What a rule keeps in FP32 whatever the search finds is no choice of the answer's.
+    return len(new.plan.chosen) < len(old.plan.chosen)
 
 
 def _rank(result: Result) -> tuple[bool, int]:

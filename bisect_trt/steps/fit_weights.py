@@ -243,6 +243,12 @@ def fitted_problem(problem: Problem, weights: FittedWeights) -> Problem:
     return problem_on(problem, weights.graph, whole)
 
 
+def all_but_matrices(problem: Problem) -> frozenset[str]:
+    """The layers of ``problem`` that multiply no matrices: cheap to keep in FP32."""
+    matrices = {layer.name for layer in problem.graph.layers_at(Precision.TF32)}
+    return frozenset(problem.names) - matrices
+
+
 class _Layer:
     """A layer while it is fitted."""
 
