@@ -126,9 +126,6 @@ def _kept(wiring: Wiring, origins: _Origins) -> list[int]:
     """The layers all of whose uses end in integers, in the order of the graph."""
     kept = set[int]()
     for layer in reversed(wiring.graph.layers_at(Precision.FP16)):
-        node = wiring.nodes[layer.index]
-        if node.op_type in _MAKE_DATA:
-            continue
         uses = [
             reader in kept or _makes_integers(wiring, origins, reader, tensor)
             for tensor in layer.outputs
