@@ -52,6 +52,7 @@ class Rule(StrEnum):
     SHIFT_TO_NORM = "shift-to-norm"
     SCALE = "scale"
     LAYERNORM = "layernorm"
+    FOLD_SCALE = "fold-scale"  # of fitting alone, since no range is at stake
 
 
 @dataclass(frozen=True, kw_only=True)
