@@ -1,8 +1,6 @@
-"""Rules that move constants: *fold-bn*, *fold-scale*, *shift-to-norm* and *const-through*."""
+"""Rules that move constants: *fold-bn*, *shift-to-norm* and *const-through*."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import onnx
@@ -236,88 +234,6 @@ def _as_mul_and_add(wiring: Wiring, index: int, a: Array, b: Array, before: Chan
             shift: b.reshape(shape).astype(np.float32),
         },
     )
-
-
-MIN_LARGEST = 2.0 * SMALLEST_NORMAL_FP16
-"""With a largest weight below it, a column's subnormal weights make the largest error."""
-
-
-def propose_fold_scale(graph: Graph, ranges: Ranges) -> Proposal:
-    """Folds factors and offsets behind a matrix operator into its weight and bias.
-
-    Identity: a (W x + c) + b = (a W) x + (a c + b) for constants a and b, one or one a channel,
-    computed in double precision. Fewer constants and results are rounded.
-    """
-    return searched(graph, ranges, Rule.FOLD_SCALE, _fold_scale)
-
-
-def _fold_scale(wiring: Wiring, _: Ranges, index: int) -> Edit:
-    node = wiring.nodes[index]
-    require(node.op_type in ("Mul", "Add"))
-    source, name = wiring.with_constant(index)
-    require(wiring.is_inner(source))
-    maker = wiring.made_by(source, *MATRIX)
-    matrix = wiring.nodes[maker]
-    require(matrix.input[1] in wiring.constants)
-    weight = np.asarray(wiring.constants[matrix.input[1]], np.float64)
-    factor = _by_channel(wiring, source, matrix, weight, wiring.constants[name])
-    new = copied(matrix, [wiring.names[index]])
-    new.output[0] = node.output[0]
-    constants, changed = dict[str, NDArray[np.float32]](), list[Changed]()
-    shift = _bias(wiring, matrix, factor.size)
-    if node.op_type == "Mul":
-        scaled = _scaled(matrix, weight, factor)
-        largest = np.abs(_columns(matrix, scaled)).max(axis=1, initial=0.0)
-        held = (largest == 0.0) | ((largest >= MIN_LARGEST) & (largest <= LARGEST_FP16 / HEADROOM))
-        require(bool(np.isfinite(largest).all()) and bool(held.all()))
-        new.input[1] = wiring.fresh(f"{matrix.input[1]}__scaled")
-        constants[new.input[1]] = scaled.astype(np.float32)
-        changed = [Changed(matrix.input[1], size_words(weight), size_words(scaled))]
-        shift = shift * factor
-    else:
-        require(matrix.op_type != "MatMul")  # the Add is its bias
-        shift = shift + factor
-    if matrix.op_type != "MatMul" and (node.op_type == "Add" or len(matrix.input) > 2):
-        bias = wiring.fresh(f"{new.name}__shift")
-        kept = list(new.input[:2])
-        del new.input[:]
-        new.input.extend([*kept, bias])
-        constants[bias] = shift.astype(np.float32)
-        _forget(new, "beta")
-    return Edit(
-        rule=Rule.FOLD_SCALE,
-        nodes=(wiring.names[maker], wiring.names[index]),
-        tensors=(source,),
-        sentence=f"folded into {wiring.names[maker]}",
-        changed=tuple(changed),
-        replaced={maker: (new,), index: ()},
-        constants=constants,
-    )
-
-
-def _by_channel(
-    wiring: Wiring, source: str, matrix: onnx.NodeProto, weight: Array, constant: NDArray[Any]
-) -> Array:
-    """A constant with one value, or one for each channel of ``source``, as one for each."""
-    rank = wiring.graph.types.ranks.get(source, 0)
-    require(weight.ndim >= 2 and constant.ndim <= rank and rank >= 2)
-    channels = len(_columns(matrix, weight))
-    axis = 1 if matrix.op_type in ("Conv", "ConvTranspose") else rank - 1
-    shape = (1,) * (rank - constant.ndim) + constant.shape
-    require(all(size == 1 for place, size in enumerate(shape) if place != axis))
-    require(shape[axis] in (1, channels))
-    return np.broadcast_to(np.asarray(constant, np.float64).ravel(), (channels,))
-
-
-def _columns(matrix: onnx.NodeProto, weight: Array) -> Array:
-    """The weights of each output channel: (channels, values)."""
-    if matrix.op_type == "ConvTranspose":
-        groups = int(attribute(matrix, "group", 1))
-        split = np.moveaxis(weight.reshape(groups, -1, *weight.shape[1:]), 2, 1)
-        return split.reshape(groups * weight.shape[1], -1)
-    rows = matrix.op_type == "Conv" or (matrix.op_type == "Gemm" and attribute(matrix, "transB", 0))
-    columns = weight if rows else np.moveaxis(weight, -1, 0)
-    return columns.reshape(len(columns), -1)
 
 
 MIN_SHIFT = 8.0

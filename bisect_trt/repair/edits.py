@@ -53,7 +53,6 @@ class Rule(StrEnum):
     SCALE = "scale"
     LAYERNORM = "layernorm"
     INTEGERS = "integers"
-    FOLD_SCALE = "fold-scale"  # of fitting alone, since no range is at stake
 
 
 @dataclass(frozen=True, kw_only=True)

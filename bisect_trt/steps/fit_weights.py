@@ -16,8 +16,6 @@ from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.model.graph import ExactConstant, Graph
-from bisect_trt.repair.constants import propose_fold_scale
-from bisect_trt.repair.edits import applied, beginning
 from bisect_trt.repair.matrices import (
     Matrices,
     MatrixLayer,
@@ -120,9 +118,8 @@ def fit_weights(
 def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
     """The weights of ``problem`` chosen on the search's inputs: given, perturbed, augmented.
 
-    Factors and offsets behind matrix layers are folded into these first: see :func:`folded`. All
-    keep the nearest rounding, and the graph stays, where :func:`kept_if_better` says so.
-    What was chosen in an earlier run is not chosen again.
+    All keep the nearest rounding where :func:`kept_if_better` says so. What was chosen in an
+    earlier run is not chosen again.
 
     Raises:
         RunnerFailedError: the graph cannot be run on a sample.
@@ -137,7 +134,7 @@ def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
     del copies[APART - 1 :: APART]
     samples = [*evenly(problem.samples, SAMPLES), *copies]
     precision, threads = problem.settings.precision, problem.settings.threads or 0
-    graph, check = folded(problem.graph), context.time.check
+    graph, check = problem.graph, context.time.check
 
     def chosen() -> list[Any]:
         found = fit_weights(
@@ -157,24 +154,7 @@ def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
     packed, rows = context.recalled("weights", key, chosen)
     constants = {name: _unpacked(text, graph.constants[name]) for name, text in packed.items()}
     layers = tuple(FittedLayer(*row) for row in rows)
-    if not constants:
-        return FittedWeights(problem.graph, {}, layers, digests)
     return _fitted_weights(graph, constants, layers, digests)
-
-
-def folded(graph: Graph) -> Graph:
-    """``graph`` without factors and offsets that its matrix layers can take in.
-
-    Their constants are rounded no more, and weights and biases are chosen.
-    """
-    found = beginning(graph)
-    edits, _ = propose_fold_scale(found, {})
-    if not edits:
-        return graph
-    while edits:
-        found = applied(found, edits)
-        edits, _ = propose_fold_scale(found, {})
-    return found
 
 
 def _fitted_weights(
@@ -207,8 +187,9 @@ def kept_if_better(
     """
     if not found.constants or not apart:
         return found
-    both = (problem, fitted_problem(problem, found))
-    before, after = (_mean_square(one, context, apart) for one in both)
+    before, after = (
+        _mean_square(problem, context, graph, apart) for graph in (problem.graph, found.graph)
+    )
     # Where the nearest weights give no finite error, there is nothing to compare with.
     if after < before or not math.isfinite(before):
         return found
@@ -216,10 +197,12 @@ def kept_if_better(
     return FittedWeights(problem.graph, {}, rows, found.samples)
 
 
-def _mean_square(problem: Problem, context: Context, samples: Sequence[Sample]) -> float:
+def _mean_square(
+    problem: Problem, context: Context, graph: Graph, samples: Sequence[Sample]
+) -> float:
     """The mean square error of the float outputs, each relative to its own; infinite on failure."""
     threads = problem.settings.threads or 0
-    runner = EmulatedRunner(replace(problem.graph), problem.settings.precision, threads=threads)
+    runner = EmulatedRunner(replace(graph), problem.settings.precision, threads=threads)
     plan, found = problem.base.with_pins(all_but_matrices(problem)), list[float]()
     for sample in samples:
         context.time.check()

@@ -38,7 +38,6 @@ from bisect_trt.steps.select_robust import validated_set
 from fixtures.build import GraphBuilder
 from tests.command import call
 from tests.copies import EIGHT
-from tests.repair.graphs import run
 
 WIDTH = 32
 FEED = {"x": np.random.default_rng(4).standard_normal((4, WIDTH)).astype(np.float32)}
@@ -158,44 +157,6 @@ def test_a_network_that_errs_more_keeps_the_nearest_rounding(tmp_path: Path) -> 
         assert kept_if_better(problem, context, worse, []) == worse
     assert found.constants and not left.constants and left.graph is problem.graph
     assert left.layers and not any(row.kept for row in left.layers)
-
-
-def scaled_blocks() -> onnx.ModelProto:
-    """:func:`blocks` with a factor behind every second MatMul."""
-    model = blocks()
-    nodes = list[onnx.NodeProto]()
-    for node in model.graph.node:
-        nodes.append(node)
-        if node.op_type == "MatMul" and node.name.endswith("_1"):
-            result = node.output[0]
-            node.output[0] = f"{result}_raw"
-            factor = f"{node.name}/scaled"
-            nodes.append(helper.make_node("Mul", [node.output[0], "factor"], [result], factor))
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    model.graph.initializer.append(numpy_helper.from_array(np.float32([0.7]), "factor"))
-    onnx.checker.check_model(model, full_check=True)
-    return model
-
-
-def test_factors_behind_matrix_layers_are_folded_before_the_weights_are_chosen(
-    tmp_path: Path,
-) -> None:
-    model = scaled_blocks()
-    onnx.save(model, tmp_path / "m.onnx")
-    np.savez(tmp_path / "x.npz", **FEED)
-    found = answered(tmp_path / "m.onnx", tmp_path / "run", require="rel_range<=3e-4")
-    made = onnx.load(tmp_path / "run" / "model.fitted.onnx")
-    assert "Mul" not in [node.op_type for node in made.graph.node]
-    (row,) = [choice for choice in found.choices if choice.fitted]
-    assert {node.name for node in made.graph.node} >= row.plan.pinned
-    exact, after = (run(m, FEED)["y"] for m in (model, made))
-    assert np.abs(exact - after).max() <= 1e-3 * np.abs(exact).max()
-    written = tmp_path / "typed.onnx"
-    plan = ("--plan", tmp_path / "run" / "plan.json", "--choice", "weights-fitted")
-    ended = call("export", tmp_path / "m.onnx", *plan, "--format", "onnx", "-o", written)
-    assert ended.exit_code == 0, ended.output
-    assert "Mul" not in [node.op_type for node in onnx.load(written).graph.node]
 
 
 def test_copies_kept_apart_choose_no_weights(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.repair.constants import (
     propose_const_through,
     propose_fold_bn,
-    propose_fold_scale,
     propose_shift_to_norm,
 )
 from bisect_trt.repair.edits import Proposal, Ranges, Rule, applied, origins_of
@@ -270,79 +269,6 @@ def test_softmax_and_softplus_written_out() -> None:
     assert found is not None
     kinds = [n.op_type for n in found.proto.graph.node if n.op_type != "Constant"]
     assert sorted(kinds) == ["Softmax", "Softplus"]
-
-
-def constants_behind(b: GraphBuilder, x: str, channels: int, axes: int, form: str) -> str:
-    """A factor and an offset behind ``x``: one value, or one a channel."""
-    shape = (1,) if form == "one" else (channels, *[1] * axes)
-    return str(b.op("Add", b.op("Mul", b.normal(*shape), x), b.normal(*shape)))
-
-
-@pytest.mark.parametrize("form", ["one", "one a channel"])
-@pytest.mark.parametrize("kind", MATRIX)
-def test_a_factor_and_an_offset_fold_into_the_matrix_operator(kind: str, form: str) -> None:
-    make, channels = MATRIX[kind]
-    b = GraphBuilder(3)
-    gemm = kind.startswith("Gemm")
-    x = constants_behind(b, make(b, "x"), channels, 0 if gemm else 2, form)
-    b.rename_output(b.op("Relu", x), "y")
-    shape = [5, 4] if gemm else [2, 4, 8, 8]
-    model = b.model({"x": shape}, {"y": [5, channels] if gemm else [2, channels, None, None]})
-    found = fully_folded(model, {"x": normal(1, *shape)})
-    assert not {n.op_type for n in found.proto.graph.node} & {"Mul", "Add"}
-    assert len(origins_of(found.proto.graph.node[0])) == 2
-
-
-def fully_folded(model: onnx.ModelProto, feed: Feed) -> Graph:
-    """The graph after all edits of *fold-scale*, checked in FP32."""
-    graph = graph_of(model)
-    while edits := propose_fold_scale(graph, {})[0]:
-        graph = applied(graph, edits)
-    onnx.checker.check_model(graph.proto, full_check=True)
-    exact, got = run(model, feed), run(graph.proto, feed)
-    for name, array in exact.items():
-        np.testing.assert_allclose(got[name], array, rtol=0, atol=2e-6 * np.abs(array).max())
-    return graph
-
-
-def test_the_factor_of_a_matmul_folds_and_its_bias_stays() -> None:
-    b = GraphBuilder(3)
-    x = b.op("Mul", b.op("MatMul", "x", b.normal(4, 6)), b.normal(6))
-    b.rename_output(b.op("Add", x, b.normal(6)), "y")
-    found = fully_folded(b.model({"x": [5, 4]}, {"y": [5, 6]}), {"x": normal(1, 5, 4)})
-    assert [n.op_type for n in found.proto.graph.node] == ["MatMul", "Add"]
-
-
-def convolved(b: GraphBuilder, scale: float = 1.0) -> str:
-    return str(b.op("Conv", "x", b.normal(6, 4, 3, 3, scale=scale)))
-
-
-NOT_FOLDED: dict[str, Callable[[GraphBuilder], str]] = {
-    "another axis": lambda b: b.op("Mul", convolved(b), b.normal(6)),
-    "each place": lambda b: b.op("Mul", convolved(b), b.normal(6, 6, 6)),
-    "a larger rank": lambda b: b.op("Mul", convolved(b), b.normal(1, 1, 1, 1, 1)),
-    "too large": lambda b: b.op("Mul", convolved(b), b.weight(np.float32(1e5))),
-    "too small": lambda b: b.op("Mul", convolved(b), b.weight(np.float32(1e-6))),
-    "infinite": lambda b: b.op("Mul", convolved(b), b.weight(np.float32(np.inf))),
-    "no constant": lambda b: b.op("Mul", convolved(b), b.op("Sigmoid", b.normal(1))),
-}
-
-
-@pytest.mark.parametrize("why", NOT_FOLDED)
-def test_other_factors_stay(why: str) -> None:
-    b = GraphBuilder(3)
-    b.rename_output(NOT_FOLDED[why](b), "y")
-    shape = [1, *[None] * 4] if why == "a larger rank" else [1, 6, 6, 6]
-    graph = graph_of(b.model({"x": [1, 4, 8, 8]}, {"y": shape}))
-    assert propose_fold_scale(graph, {}) == ((), ())
-
-
-def test_a_factor_behind_a_result_with_two_readers_stays() -> None:
-    b = GraphBuilder(3)
-    x = convolved(b)
-    b.rename_output(b.op("Add", b.op("Mul", x, b.normal(1)), b.op("Relu", x)), "y")
-    graph = graph_of(b.model({"x": [1, 4, 8, 8]}, {"y": [1, 6, 6, 6]}))
-    assert propose_fold_scale(graph, {}) == ((), ())
 
 
 def test_the_offset_that_a_norm_removes_is_left_out() -> None:
