@@ -102,6 +102,7 @@ def _rt_detr(side: int = DETECTED[-1], *, every_anchor: bool = False) -> Any:
                 decoder_in_channels=[384, 384, 384],
                 anchor_image_size=[side, side],
                 num_queries=sum((side // s) ** 2 for s in (8, 16, 32)) if every_anchor else 300,
+                freeze_backbone_batch_norms=not every_anchor,
             )
             self.detector = RTDetrForObjectDetection(config)
             # Normalisation by seeded statistics of the data, not by 0 and 1: 33 blocks that each
@@ -112,7 +113,10 @@ def _rt_detr(side: int = DETECTED[-1], *, every_anchor: bool = False) -> Any:
                         module.momentum = None
                 self.detector.train()
                 images, mask = torch.randn(2, 3, side, side), torch.ones(2, side, side)
-                self.detector.model.backbone(images, mask)
+                if every_anchor:  # the neck's normalisations too
+                    self.detector(images)
+                else:
+                    self.detector.model.backbone(images, mask)
 
         def forward(self, x: Any) -> Any:
             found = self.detector(x)
