@@ -28,6 +28,9 @@ FP16 = Precision.FP16
 FITTED_FROM = 1_000
 """The number of the first input that weights are chosen on."""
 
+MOMENT_BYTES = 8 << 30
+"""Memory for moments: RT-DETR's fit into it at once, else each input is run a dozen times."""
+
 
 def snr(exact: Arrays, found: Arrays) -> float:
     """The lowest SNR of an input's outputs in dB; -inf where one is not finite."""
@@ -76,7 +79,7 @@ def rows(model: Model, counts: Sequence[int], unseen: int, threads: int) -> Iter
         began, graph, said = time.perf_counter(), model.graph, ("", "", "")
         if count:
             inputs = model.samples(range(FITTED_FROM, FITTED_FROM + count))
-            fitted = fit_weights(graph, inputs, FP16, threads=threads)
+            fitted = fit_weights(graph, inputs, FP16, threads=threads, moment_bytes=MOMENT_BYTES)
             graph, kept = fitted.graph, [row for row in fitted.layers if row.kept]
             gains = [row.snr_after - row.snr_before for row in kept] or [0.0]
             said = (
