@@ -79,6 +79,8 @@ def rows(
             yield [model.name, str(inputs), way, one_line(error, 60), *[""] * 6]
             return
         seconds = time.perf_counter() - began
+        notes = ["cut short"] * result.out_of_time
+        notes += ["not fitted"] * any(f.kind == "not-fitted" for f in result.findings)
         samples = model.samples(range(min(unseen, model.unseen)))
         runner = EmulatedRunner(Graph(model.original), FP16, threads=threads)
         exact = list(runner.outputs(PrecisionPlan(Precision.FP32), samples))
@@ -103,7 +105,7 @@ def rows(
                 f"{reduced / max(1, sum(work.values())):.0%}",
                 choice.passes.value,
                 f"{sum(score <= 1.0 for score in missed)} of {len(missed)}",
-                f"{seconds:.0f}" + ("" if result.complete else ", cut short"),
+                ", ".join([f"{seconds:.0f}", *notes]),
             ]
 
 

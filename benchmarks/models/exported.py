@@ -1,8 +1,6 @@
 """Well-known architectures with seeded weights, exported by PyTorch's dynamo exporter:
 ``python -m benchmarks.models.exported FOLDER [NAMES]`` writes NAME.onnx and NAME.npz (needs torch,
 torchvision, transformers and onnxscript, which bisect-trt itself does not).
-
-:data:`SMALL` names those that ``benchmarks.weights`` runs on two cores.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ DETECTED = (1, 3, 640, 640)
 SMALL_DETECTED = (1, 3, 256, 256)
 RESTORED = (1, 3, 64, 64)
 MATCHED = (1, 3, 128, 128)
-SMALL = ("ViT-S-batches", "NAFNet", "RAFT-S", "RT-DETR-R101-small", "BERT")
 
 
 def _torchvision(name: str, **options: Any) -> Callable[[], Any]:

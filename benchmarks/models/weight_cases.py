@@ -1,7 +1,7 @@
 """The models whose weights are rounded to fit, each with seeded inputs of its kind.
 
-Those of :data:`EXPORTED` are made by ``python -m benchmarks.models.exported .cache/exported
-NAMES``.
+Those of :data:`EXPORTED` are made where torch is installed: ``python -m benchmarks.models.exported
+.cache/exported ViT-S-batches NAFNet RAFT-S RT-DETR-R101-small BERT``.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def _finite(array: NDArray[np.float32]) -> bool:
 def _folded(name: str, path: Path, make: Make, atol: float = 0.0, unseen: int = 200) -> Model:
     """The model of a file, its BatchNormalization folded."""
     if not path.exists():
-        raise SystemExit(f"{path} is missing: `python -m benchmarks.models.exported {path.parent}`")
+        made_by = f"python -m benchmarks.models.exported {path.parent} {name}"
+        raise SystemExit(f"{path} is missing: `{made_by}`, or `make demo` for det and rec")
     proto = onnx.load(path)
     found = edited(beginning(Graph(proto)), [Rule.FOLD_BN], everything_at_stake)
     return Model(name, proto, found.graph, make, atol, unseen=unseen)
