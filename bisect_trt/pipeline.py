@@ -110,7 +110,8 @@ NOT_PUT_BACK = (
     "the rest of the model reads inner tensors of the judged part, so its weights are not rounded "
     "to fit"
 )
-NONE_BETTER = "no layer errs less with weights rounded to fit, so all stay the nearest"
+NONE_BETTER = "with weights rounded to fit no layer errs less, or not the network: all stay nearest"
+TOO_LARGE_TO_FIT = "weights of this size are not rounded to fit, as it takes several copies of them"
 """Say why no weights were fitted."""
 
 
@@ -306,6 +307,9 @@ def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
         context.note(Finding("not-fitted", "", FIT_NOT_ON_RAY))
         return
     problem = state.problem
+    if problem.reference.is_large:
+        context.note(Finding("not-fitted", "", TOO_LARGE_TO_FIT))
+        return
     if isinstance(state.repair, Repair):
         problem = repaired_problem(problem, state.repair)
     if whole_of(problem, problem.graph) is None:

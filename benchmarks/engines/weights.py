@@ -1,69 +1,113 @@
-"""Weights rounded to fit on engines: ``python -m benchmarks.engines.weights``. Needs a GPU and
-TensorRT.
+"""Weights rounded to fit on engines: ``python -m benchmarks.engines.weights [NAME ...]``. Needs a
+GPU and TensorRT.
 
-PP-OCRv4 det with its BatchNorm folded: nearest and fitted on eight pages, as FP16 and with all but
-matrix layers in FP32. Judged on unseen pages against ONNX Runtime's FP32; timed at 8x3x736x1280.
+PP-OCRv4 det with its BatchNorm folded, and ViT-S: nearest and fitted on eight inputs, as FP16, with
+all but matrix layers in FP32, and of det with its depthwise convolutions in FP32 too. Judged on
+unseen inputs, beside what the emulator says of the same; timed at a batch. ``--no-engine`` leaves
+the emulator's columns.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
+
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from benchmarks.common import machine
-from benchmarks.weights import FP16, models
+from benchmarks.models.weight_cases import MODELS, Model, tolerance
+from benchmarks.weights import (
+    FITTED_FROM,
+    FP16,
+    as_a_run_fits,
+    cells,
+    other_layers,
+    print_head,
+)
+from bisect_trt.base.limits import thread_count
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.graph import Graph
-from bisect_trt.repair.matrices import MATRIX
-from bisect_trt.runners.reference import Reference
+from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
-from bisect_trt.steps.fit_weights import fit_weights
-from tests.repair.graphs import snr_db
 
-UNSEEN = 64
-"""Pages that the weights are judged on."""
-
-LARGE = (8, 3, 736, 1280)
-"""The shape at which engines are timed."""
+BATCHES = {"det": (8, 3, 736, 1280), "ViT-S-batches": (32, 3, 224, 224)}
+"""The models, and the shape at which each is timed."""
 
 
-def main() -> None:
-    """Prints the table, a row as soon as it is there."""
-    print(machine())
-    det = next(iter(models()))
-    fitted = fit_weights(det.graph, det.samples(range(1000, 1008)), FP16)
-    others = frozenset(n.name for n in det.graph.layers_at(FP16) if n.op not in MATRIX)
-    unseen = det.samples(range(UNSEEN))
-    reference = Reference(det.graph)
-    exact = [reference.outputs(sample) for sample in unseen]
-    (name,) = unseen[0].arrays
-    large = [Sample("large", {name: np.resize(unseen[0].arrays[name], LARGE)})]
-    columns = ("weights", "in FP32", "SNR, dB: worst, median", "hold", "worst", "ms")
-    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
-    for what, pinned in (("none", frozenset[str]()), ("all but matrix layers", others)):
-        for how, graph in (("nearest", det.graph), ("fitted", fitted.graph)):
-            plan, ratios, scores = PrecisionPlan(FP16, pinned), list[float](), list[float]()
-            runner = TensorRTRunner(graph, unseen, repeats=2)
-            for true, found in zip(exact, runner.outputs(plan, unseen), strict=True):
-                for output, values in true.items():
-                    ratios.append(snr_db(values, found[output]))
-                    tolerance = det.atol + det.rtol * np.abs(values)
-                    scores.append(float((np.abs(values - found[output]) / tolerance).max()))
-            runner.close()
-            cells = [how, what, f"{min(ratios):.1f}, {np.median(ratios):.1f}"]
-            cells += [f"{sum(s <= 1.0 for s in scores)} of {len(scores)}", f"{max(scores):.2f}"]
-            print(f"| {' | '.join([*cells, latency(graph, plan, large)])} |", flush=True)
-    fp32 = PrecisionPlan(Precision.FP32)
-    print(f"| FP32 | all | | | | {latency(det.graph, fp32, large)} |")
+def on_engine(graph: Graph, plan: PrecisionPlan, samples: list[Sample]) -> list[Arrays]:
+    """The outputs of an engine."""
+    runner = TensorRTRunner(graph, samples, repeats=2)
+    try:
+        return list(runner.outputs(plan, samples))
+    finally:
+        runner.close()
 
 
 def latency(graph: Graph, plan: PrecisionPlan, samples: list[Sample]) -> str:
     """The time of an inference in ms."""
     runner = TensorRTRunner(graph, samples, repeats=5)
-    next(iter(runner.outputs(plan, samples)))
-    found = runner.facts(plan).get("latency_ms")
-    runner.close()
+    try:
+        next(iter(runner.outputs(plan, samples)))
+        found = runner.facts(plan).get("latency_ms")
+    finally:
+        runner.close()
     return f"{found:.3f}" if found is not None else ""
+
+
+def rows(model: Model, unseen: int, threads: int, *, engine: bool) -> Iterator[list[str]]:
+    """The rows of a model, and FP32's time."""
+    inputs = model.samples(range(FITTED_FROM, FITTED_FROM + 8))
+    fitted = as_a_run_fits(model, inputs, threads)
+    atol, samples = tolerance(model, threads), model.samples(range(unseen))
+    runner = EmulatedRunner(model.graph, FP16, threads=threads)
+    exact = list(runner.outputs(PrecisionPlan(Precision.FP32), samples))
+    (name,) = samples[0].arrays
+    batch = np.concatenate([sample.arrays[name] for sample in samples[:32]])
+    large = [Sample("large", {name: np.resize(batch, BATCHES[model.name])})]
+    kept = {"none": frozenset[str](), "all but matrix layers": other_layers(model.graph)}
+    dense = other_layers(model.graph, dense=True)
+    if dense != kept["all but matrix layers"]:
+        kept["all but dense matrix layers"] = dense
+    for what, pinned in kept.items():
+        for how, graph in (("nearest", model.graph), ("fitted", fitted.graph)):
+            plan = PrecisionPlan(FP16, pinned)
+            runner = EmulatedRunner(graph, FP16, threads=threads)
+            emulated = cells(exact, list(runner.outputs(plan, samples)), atol, model.rtol)
+            runner.release()
+            line = [f"{model.name} ({atol:g}, {model.rtol:g})", how, what, *emulated]
+            if engine:
+                line += cells(exact, on_engine(graph, plan, samples), atol, model.rtol)
+                line.append(latency(graph, plan, large))
+            yield line
+    if engine:
+        time = latency(model.graph, PrecisionPlan(Precision.FP32), large)
+        yield [model.name, "FP32", "all", *[""] * 6, time]
+
+
+COLUMNS = (
+    *("model (atol, rtol)", "weights", "in FP32"),
+    *("emulator: SNR in dB", "score", "hold", "engine: SNR in dB", "score", "hold", "ms"),
+)
+
+
+def main() -> None:
+    """Prints the table, a row as soon as it is there."""
+    parser = argparse.ArgumentParser(description="Weights rounded to fit on engines.")
+    parser.add_argument("names", nargs="*", choices=[*BATCHES, []], help="default: all")
+    parser.add_argument("--threads", type=int, default=0, help="0: all")
+    parser.add_argument("--unseen", type=int, default=64)
+    parser.add_argument("--no-engine", action="store_true", help="the emulator's columns alone")
+    asked = parser.parse_args()
+    print(machine())
+    print_head(COLUMNS)
+    with threadpool_limits(thread_count(asked.threads), "blas"):
+        for name in asked.names or BATCHES:
+            model = MODELS[name]()
+            for row in rows(model, asked.unseen, asked.threads, engine=not asked.no_engine):
+                print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

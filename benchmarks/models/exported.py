@@ -15,6 +15,9 @@ import numpy as np
 SEED = 0
 PHOTO = (1, 3, 224, 224)
 DETECTED = (1, 3, 640, 640)
+SMALL_DETECTED = (1, 3, 256, 256)
+RESTORED = (1, 3, 64, 64)
+MATCHED = (1, 3, 128, 128)
 
 
 def _torchvision(name: str, **options: Any) -> Callable[[], Any]:
@@ -66,8 +69,12 @@ def _bert() -> Any:
     return Hidden()
 
 
-def _rt_detr() -> Any:
-    """RT-DETR with a ResNet-101 backbone, nothing fetched."""
+def _rt_detr(side: int = DETECTED[-1], *, every_anchor: bool = False) -> Any:
+    """RT-DETR with a ResNet-101 backbone, nothing fetched.
+
+    With ``every_anchor`` all anchors are queries, and the outputs are in the anchors' order: near
+    ties in the selection, which random weights make everywhere, then move no rows.
+    """
     import torch
     from torch import nn
     from transformers import RTDetrConfig, RTDetrForObjectDetection, RTDetrResNetConfig
@@ -90,7 +97,9 @@ def _rt_detr() -> Any:
                 encoder_hidden_dim=384,
                 encoder_ffn_dim=2048,
                 decoder_in_channels=[384, 384, 384],
-                anchor_image_size=list(DETECTED[2:]),
+                anchor_image_size=[side, side],
+                num_queries=sum((side // s) ** 2 for s in (8, 16, 32)) if every_anchor else 300,
+                freeze_backbone_batch_norms=not every_anchor,
             )
             self.detector = RTDetrForObjectDetection(config)
             # Normalisation by seeded statistics of the data, not by 0 and 1: 33 blocks that each
@@ -100,11 +109,20 @@ def _rt_detr() -> Any:
                     if isinstance(module, nn.BatchNorm2d):
                         module.momentum = None
                 self.detector.train()
-                self.detector.model.backbone(torch.randn(2, *DETECTED[1:]), torch.ones(2, 640, 640))
+                images, mask = torch.randn(2, 3, side, side), torch.ones(2, side, side)
+                if every_anchor:  # the neck's normalisations too
+                    self.detector(images)
+                else:
+                    self.detector.model.backbone(images, mask)
 
         def forward(self, x: Any) -> Any:
             found = self.detector(x)
-            return found.logits, found.pred_boxes
+            if not every_anchor:
+                return found.logits, found.pred_boxes
+            best = found.enc_outputs_class.max(-1).values
+            order = torch.topk(best, best.shape[1], dim=1).indices.argsort(1)[..., None]
+            logits = found.logits.gather(1, order.expand(-1, -1, found.logits.shape[-1]))
+            return logits, found.pred_boxes.gather(1, order.expand(-1, -1, 4))
 
     return Detector()
 
@@ -151,17 +169,152 @@ def _unet() -> Any:
     return UNet()
 
 
+def _nafnet(width: int = 32) -> Any:
+    """NAFNet (arXiv 2204.04676), as for SIDD; beta and gamma are seeded, not zero."""
+    import torch
+    from torch import nn
+
+    class LayerNorm2d(nn.Module):  # type: ignore[misc]
+        """Over the channels."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(channels, 1, 1))
+            self.bias = nn.Parameter(torch.zeros(channels, 1, 1))
+
+        def forward(self, x: Any) -> Any:
+            centred = x - x.mean(1, keepdim=True)
+            variance = centred.pow(2).mean(1, keepdim=True)
+            return self.weight * (centred / (variance + 1e-6).sqrt()) + self.bias
+
+    class Gate(nn.Module):  # type: ignore[misc]
+        """One half of the channels times the other."""
+
+        def forward(self, x: Any) -> Any:
+            first, second = x.chunk(2, dim=1)
+            return first * second
+
+    class Attended(nn.Module):  # type: ignore[misc]
+        """Each channel times what the means of all say."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.mix = nn.Conv2d(channels, channels, 1)
+
+        def forward(self, x: Any) -> Any:
+            return x * self.mix(x.mean((2, 3), keepdim=True))
+
+    class Block(nn.Module):  # type: ignore[misc]
+        """Two residual halves."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            double = 2 * channels
+            self.first = nn.Sequential(
+                LayerNorm2d(channels),
+                nn.Conv2d(channels, double, 1),
+                nn.Conv2d(double, double, 3, padding=1, groups=double),
+                Gate(),
+                Attended(channels),
+                nn.Conv2d(channels, channels, 1),
+            )
+            self.second = nn.Sequential(
+                LayerNorm2d(channels),
+                nn.Conv2d(channels, double, 1),
+                Gate(),
+                nn.Conv2d(channels, channels, 1),
+            )
+            self.beta = nn.Parameter(0.2 * torch.randn(channels, 1, 1))
+            self.gamma = nn.Parameter(0.2 * torch.randn(channels, 1, 1))
+
+        def forward(self, x: Any) -> Any:
+            x = x + self.beta * self.first(x)
+            return x + self.gamma * self.second(x)
+
+    def blocks(channels: int, count: int) -> Any:
+        return nn.Sequential(*(Block(channels) for _ in range(count)))
+
+    class NAFNet(nn.Module):  # type: ignore[misc]
+        """Four levels; the image is added at the end."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            widths = [width << level for level in range(4)]
+            self.intro = nn.Conv2d(3, width, 3, padding=1)
+            self.encoders = nn.ModuleList(map(blocks, widths, (2, 2, 4, 8)))
+            self.downs = nn.ModuleList(nn.Conv2d(w, 2 * w, 2, stride=2) for w in widths)
+            self.middle = blocks(2 * widths[-1], 12)
+            self.ups = nn.ModuleList(
+                nn.Sequential(nn.Conv2d(2 * w, 4 * w, 1, bias=False), nn.PixelShuffle(2))
+                for w in reversed(widths)
+            )
+            self.decoders = nn.ModuleList(blocks(w, 2) for w in reversed(widths))
+            self.ending = nn.Conv2d(width, 3, 3, padding=1)
+
+        def forward(self, image: Any) -> Any:
+            x, skipped = self.intro(image), []
+            for encoder, down in zip(self.encoders, self.downs, strict=True):
+                skipped.append(encoder(x))
+                x = down(skipped[-1])
+            x = self.middle(x)
+            for up, decoder, skip in zip(self.ups, self.decoders, reversed(skipped), strict=True):
+                x = decoder(up(x) + skip)
+            return self.ending(x) + image
+
+    return NAFNet()
+
+
+def _raft_small() -> Any:
+    from torch import nn
+    from torchvision.models.optical_flow import raft_small
+
+    class Flow(nn.Module):  # type: ignore[misc]
+        """The last of four estimates."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.raft = raft_small(weights=None)
+
+        def forward(self, first: Any, second: Any) -> Any:
+            return self.raft(first, second, num_flow_updates=4)[-1]
+
+    return Flow()
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "ResNet-50": _torchvision("resnet50"),
     "MobileNetV3": _torchvision("mobilenet_v3_large"),
     "EfficientNet-B0": _torchvision("efficientnet_b0"),
     "ViT-S": _vit_small,
+    "ViT-S-batches": _vit_small,
     "ViT-L": _vit_large,
     "RT-DETR-R101": _rt_detr,
+    "RT-DETR-R101-small": lambda: _rt_detr(SMALL_DETECTED[-1], every_anchor=True),
     "ConvNeXt-T": _torchvision("convnext_tiny"),
     "BERT": _bert,
     "U-Net": _unet,
+    "NAFNet": _nafnet,
+    "RAFT-S": _raft_small,
 }
+"""``ViT-S-batches`` takes any number of images, the others one."""
+
+SHAPES = {
+    "RT-DETR-R101": DETECTED,
+    "RT-DETR-R101-small": SMALL_DETECTED,
+    "NAFNet": RESTORED,
+    "RAFT-S": MATCHED,
+}
+"""Shapes of the images that are not :data:`PHOTO`."""
+
+
+def _inputs(name: str, shape: tuple[int, ...] | None) -> dict[str, np.ndarray]:
+    """Seeded noise, or ids of words."""
+    random = np.random.default_rng(SEED)
+    if name == "BERT":
+        return {"ids": random.integers(0, 30_000, shape or (1, 128))}
+    keys = ("first", "second") if name == "RAFT-S" else ("x",)
+    shape = shape or SHAPES.get(name, PHOTO)
+    return {key: random.standard_normal(shape).astype(np.float32) for key in keys}
 
 
 def export(name: str, folder: Path, shape: tuple[int, ...] | None = None) -> Path:
@@ -170,7 +323,7 @@ def export(name: str, folder: Path, shape: tuple[int, ...] | None = None) -> Pat
     Args:
         name: one of :data:`MODELS`.
         folder: where to.
-        shape: the input's, None for a batch of one.
+        shape: that of the input, if not the model's own.
 
     Returns:
         The model's path.
@@ -179,23 +332,19 @@ def export(name: str, folder: Path, shape: tuple[int, ...] | None = None) -> Pat
 
     torch.manual_seed(SEED)
     model = MODELS[name]().eval()
-    random = np.random.default_rng(SEED)
-    if name == "BERT":
-        key, array = "ids", random.integers(0, 30_000, shape or (1, 128))
-    else:
-        shape = shape or (DETECTED if name.startswith("RT-DETR") else PHOTO)
-        key, array = "x", random.standard_normal(shape).astype(np.float32)
+    inputs = _inputs(name, shape)
     path = folder / f"{name}.onnx"
     torch.onnx.export(
         model,
-        (torch.from_numpy(array),),
+        tuple(map(torch.from_numpy, inputs.values())),
         str(path),
         dynamo=True,
-        input_names=[key],
+        input_names=list(inputs),
+        dynamic_shapes=({0: "images"},) if name == "ViT-S-batches" else None,
         external_data=False,
         verbose=False,
     )
-    np.savez(folder / f"{name}.npz", **{key: array})
+    np.savez(folder / f"{name}.npz", **inputs)
     return path
 
 

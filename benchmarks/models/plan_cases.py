@@ -22,6 +22,7 @@ from fixtures.cases.unimatch import SIDE as MATCHED
 from fixtures.cases.unimatch import unimatch
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import waves
+from fixtures.models import residual
 from fixtures.photo import photo, sampled
 from fixtures.tokens import sentence, token_encoder
 
@@ -66,6 +67,12 @@ def _views(number: int) -> Arrays:
     return {"first": first, "second": np.asarray(second, np.float32)}
 
 
+def _part(number: int) -> Arrays:
+    """A part of a page, small enough for many searches."""
+    top, left = np.random.default_rng([number, 5]).integers(0, (96, 160))
+    return {"x": np.ascontiguousarray(page(number)[:, :, top : top + 96, left : left + 160])}
+
+
 def _saved(fixture: Any, folder: Path) -> Path:
     path = folder / f"{fixture.name}.onnx"
     path.write_bytes(model_bytes(fixture))
@@ -89,6 +96,7 @@ CASES = {
             "max_abs<=5e-2",
             lambda n: load(MODELS / "page.npz") if n == 0 else {"x": page(n)},
         ),
+        PlanCase("det, parts", lambda _: DETECTOR, "atol=5e-2,rtol=1e-2", _part),
         PlanCase("rec", lambda _: RECOGNISER, "atol=1e-2,rtol=1e-2", lambda n: {"x": line(n)}),
         PlanCase(
             "rec, same text", lambda _: RECOGNISER, "same_text>=1", lambda n: {"x": line(n)}, _TEXT
@@ -108,5 +116,11 @@ CASES = {
             lambda n: {"tokens": waves(1000 + n, 1, 12, 32)},
         ),
         PlanCase("tokens", _saved_tokens, "max_abs<=3e-3", sentence),
+        PlanCase(
+            "residual",
+            lambda folder: _saved(residual(), folder),
+            "rel_range<=6e-4",
+            lambda n: {"x": waves(1000 + n, 4, 48)},
+        ),
     )
 }

@@ -1,12 +1,13 @@
 """Do plans hold on inputs that nothing has seen? Each model searched with 1, 8, 64 and 200 inputs.
 
 ``python -m benchmarks.unseen.plans [--cases "det;rec"] [--counts 1,8] [--ways
-validated,fitted,old,prefix] [--jobs N]`` prints a row for each as soon as it is there; ``old`` runs
-``--old CHECKOUT``, ``prefix`` is ``benchmarks.unseen.ranking_prefix``, ``prefix 60`` its first 60
-layers. With ``--repeats 20`` each search is made so often with other inputs, and it is counted how
-often a plan called validated holds on fewer inputs than it was said to. Every plan is judged on 200
-inputs and 48 perturbed copies that no search saw, by both emulators. Whoever ends it keeps the rows
-that are printed, and no process goes on.
+validated,fitted,weights,old,prefix] [--jobs N]`` prints a row for each as soon as it is there;
+``weights`` runs ``--weights fit`` and judges the row of fitted weights where there is one, ``old``
+runs ``--old CHECKOUT``, ``prefix`` is ``benchmarks.unseen.ranking_prefix``, ``prefix 60`` its first
+60 layers. With ``--repeats 20`` each search is made so often with other inputs, and it is counted
+how often a plan called validated holds on fewer inputs than it was said to. Every plan is judged on
+200 inputs and 48 perturbed copies that no search saw, by both emulators. Whoever ends it keeps the
+rows that are printed, and no process goes on.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
 from benchmarks.common import ROOT, machine
 from benchmarks.models.plan_cases import CASES, PlanCase
+from bisect_trt.base.atomic_files import FITTED_MODEL, REPAIRED_MODEL
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.inputs.perturbations import perturbed
@@ -41,7 +44,7 @@ from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.second_emulator import WholeModelRunner
 
 UNSEEN, UNSEEN_FROM, REDRAWS = 200, 100_000, 48
-WAYS = ("validated", "fitted", "old", "prefix")
+WAYS = ("validated", "fitted", "weights", "old", "prefix")
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,14 @@ def search(job: Job) -> Outcome:
         if code not in (0, 1):  # met or not: what was interrupted says nothing
             raise SystemExit(f"{job}: the search ended with {code}")
         said = json.loads((folder / "out" / "run.json").read_text())
-        plan = PrecisionPlan(Precision.FP16).with_pins(frozenset(said["pinned"]))
-        unseen, perturbs = judge(problem, model, plan, job)
+        row = _row(job, said)
+        pinned = said["pinned"] if row is None else row["pinned"]
+        plan = PrecisionPlan(Precision.FP16).with_pins(frozenset(pinned))
+        unseen, perturbs = judge(problem, model, plan, job, _planned(row, folder / "out"))
         return Outcome(
             job,
-            len(said["pinned"]),
-            str(said.get("verdict")),
+            len(pinned),
+            str(said.get("verdict")) if row is None or row["recommended"] else row["passes"],
             float(said.get("validation", {}).get("perturbed", {}).get("lower_bound") or np.nan),
             sum(said["evaluations"].values()) + said["sensitivity_runs"],
             seconds,
@@ -130,15 +135,35 @@ def _arguments(job: Job, problem: PlanCase, model: Path, folder: Path) -> list[s
     found = ["bisect_trt", "run", str(model), "--input", inputs, "--out", out]
     found += ["--requirement", problem.require, "--quiet", "--runner", "emulated"]
     found += [part for metric in problem.metrics for part in ("--metric", metric)]
+    if job.way == "weights":
+        return [*found, "--weights", "fit"]
     return [*found, "--robust", "0"] if job.way == "fitted" else found
 
 
+def _row(job: Job, said: dict[str, Any]) -> dict[str, Any] | None:
+    """The judged row of the choices; None for those of version 0.4.0, which has no choices."""
+    choices: list[dict[str, Any]] = said.get("choices", [])
+    fitted = [c for c in choices if job.way == "weights" and c["weights"] == "fit"]
+    return next(iter([*fitted, *(c for c in choices if c["recommended"])]), None)
+
+
+def _planned(row: dict[str, Any] | None, out: Path) -> Path | None:
+    """The model that a row's plan is for; None where it is the original."""
+    if row is not None and row["weights"] == "fit":
+        return out / FITTED_MODEL
+    return out / REPAIRED_MODEL if row is not None and row["graph"] == "repaired" else None
+
+
 def judge(
-    problem: PlanCase, model: Path, plan: PrecisionPlan, job: Job
+    problem: PlanCase, model: Path, plan: PrecisionPlan, job: Job, planned: Path | None = None
 ) -> tuple[list[float], list[float]]:
-    """The worse emulator's scores on unseen inputs, and on perturbed copies of the given ones."""
-    graph = Graph(load_model(model).proto)
-    reference = Reference(graph, str(model))
+    """The worse emulator's scores on unseen inputs, and on perturbed copies of the given ones.
+
+    ``planned`` is the model that the plan is for, if it is not ``model``.
+    """
+    original = Graph(load_model(model).proto)
+    graph = original if planned is None else Graph(load_model(planned).proto)
+    reference = Reference(original, str(model))
     requirements = parse_requirements(
         [problem.require], graph.outputs, *load_metrics(list(problem.metrics))
     )

@@ -296,8 +296,12 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
     others = {}
     for name, answered in ((REPAIRED, state.repaired), (FITTED, state.fitted)):
         # Without baselines the budget has left nothing to say of it.
-        if answered is not None and answered.state.baselines is not None:
-            others[name] = _of_graph(answered.state, answered.run_statistics, own.seconds)
+        if answered is None or answered.state.baselines is None:
+            continue
+        found = _of_graph(answered.state, answered.run_statistics, own.seconds)
+        # Fitted weights that no layer uses are no choice.
+        if name != FITTED or _is_of_use(found):
+            others[name] = found
     rows = choices_of(state, own, others)
     rows = timed(rows, state, run_statistics, others)
     # Of equal answers the one that changes less: the original, then the repaired graph.

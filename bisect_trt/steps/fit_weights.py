@@ -16,6 +16,7 @@ from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.model.graph import ExactConstant, Graph
+from bisect_trt.model.save import weights_size
 from bisect_trt.repair.matrices import (
     Matrices,
     MatrixLayer,
@@ -31,11 +32,17 @@ from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.repair import problem_on, read_behind, whole_of
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
 
-SAMPLES = 8
-"""Inputs of each kind, given, perturbed and augmented, on which weights are chosen."""
+GIVEN = 64
+"""Given inputs on which weights are chosen at most."""
 
 COPIES = 10
 """Perturbed and augmented inputs that are made of each kind."""
+
+FIT_TIME_S = 120.0
+"""How long the inferences of a fit usually take at most: else there are fewer inputs."""
+
+LEAST_SAMPLES = 4
+"""Inputs that weights are chosen on whatever the time."""
 
 APART = 5
 """Every such copy is kept apart, to judge the network with the chosen weights on."""
@@ -85,14 +92,16 @@ def fit_weights(
     *,
     threads: int = 0,
     before_each: Callable[[], None] = lambda: None,
+    inferences: int | None = None,
     rows: int = ROWS,
     moment_bytes: int = MOMENT_BYTES,
     but: Collection[str] = (),
 ) -> FittedWeights:
     """``graph`` with each weight rounded so that its layer's outputs change least on ``samples``.
 
-    ``rows`` of a layer's input are used; moments take up to ``moment_bytes`` of memory. The
-    constants ``but`` keep their values.
+    ``rows`` of a layer's input are used; moments take up to ``moment_bytes`` of memory. Where the
+    samples take more than ``inferences``, some are left out. The constants ``but`` keep their
+    values.
 
     ``before_each`` is called before each inference and each layer. Layers whose input is not seen,
     or has fewer rows than are needed to keep some apart, keep the nearest rounding.
@@ -103,7 +112,10 @@ def fit_weights(
     runner = EmulatedRunner(graph, precision, threads=threads)
     constants, found = dict[str, NDArray[np.float32]](), list[FittedLayer]()
     free = [x for x in matrix_layers(graph, precision) if {x.weight, x.bias}.isdisjoint(but)]
-    for layers in _passes([_Layer(graph, layer) for layer in free], moment_bytes):
+    passes = list(_passes([_Layer(graph, layer) for layer in free], moment_bytes))
+    if inferences is not None and passes:
+        samples = evenly(samples, max(LEAST_SAMPLES, inferences // len(passes)))
+    for layers in passes:
         for number, sample in enumerate(samples):
             before_each()
             _gather(runner, sample, number, layers, precision, -(-rows // len(samples)))
@@ -112,7 +124,8 @@ def fit_weights(
             row, chosen = layer.fitted(precision)
             found.append(row)
             constants |= chosen
-    return _fitted_weights(graph, constants, tuple(found))
+    digests = tuple(sample.digest for sample in samples)
+    return _fitted_weights(graph, constants, tuple(found), digests)
 
 
 def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
@@ -132,7 +145,7 @@ def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
     copies = list({sample.digest: sample for sample in made}.values())
     apart = copies[APART - 1 :: APART]
     del copies[APART - 1 :: APART]
-    samples = [*evenly(problem.samples, SAMPLES), *copies]
+    samples = [*evenly(problem.samples, GIVEN), *copies]
     precision, threads = problem.settings.precision, problem.settings.threads or 0
     graph, check = problem.graph, context.time.check
 
@@ -143,18 +156,19 @@ def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
             precision,
             threads=threads,
             before_each=check,
+            inferences=int(FIT_TIME_S / context.pace.usual_seconds),
+            moment_bytes=max(MOMENT_BYTES, weights_size(graph.proto)),
             but=read_behind(problem),
         )
         found = kept_if_better(problem, context, found, apart)
         constants = {name: _packed(values) for name, values in found.constants.items()}
-        return [constants, [astuple(row) for row in found.layers]]
+        return [constants, [astuple(row) for row in found.layers], list(found.samples)]
 
-    digests = tuple(sample.digest for sample in samples)
-    key = [problem.model.digest, precision.value, *digests, *(s.digest for s in apart)]
-    packed, rows = context.recalled("weights", key, chosen)
+    key = [problem.model.digest, precision.value, *(s.digest for s in (*samples, *apart))]
+    packed, rows, digests = context.recalled("weights", key, chosen)
     constants = {name: _unpacked(text, graph.constants[name]) for name, text in packed.items()}
     layers = tuple(FittedLayer(*row) for row in rows)
-    return _fitted_weights(graph, constants, layers, digests)
+    return _fitted_weights(graph, constants, layers, tuple(digests))
 
 
 def _fitted_weights(

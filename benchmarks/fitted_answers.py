@@ -1,0 +1,150 @@
+"""Layers that ``bisect-trt run`` keeps in FP32 with nearest and with fitted weights:
+``python -m benchmarks.fitted_answers [NAME ...] [--ways nearest,fit] [--inputs 8]``.
+
+Every row of the answer is judged on inputs that the search has not seen, emulated. ``det`` with
+``--inputs 1`` and ``--inputs 8`` shows whether a plan without a matrix layer in FP32 suffices.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+
+import onnx
+from threadpoolctl import threadpool_limits
+
+import bisect_trt
+from benchmarks.models.weight_cases import MODELS, Model, scores, tolerance
+from benchmarks.weights import FITTED_FROM, FP16, arguments, print_head
+from bisect_trt.base.atomic_files import FITTED_MODEL, REPAIRED_MODEL
+from bisect_trt.base.errors import BisectError, one_line
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.repair.edits import attribute
+from bisect_trt.repair.matrices import MATRIX
+from bisect_trt.report.choices import FITTED, PLAN, REPAIRED, Choice
+from bisect_trt.runners.emulator import EmulatedRunner
+
+
+def multiply_adds(graph: Graph, sample: Sample, threads: int) -> Mapping[str, int]:
+    """The multiply-adds of each matrix layer of ``graph`` on ``sample``."""
+    shapes = {name: array.shape for name, array in {**graph.constants, **sample.arrays}.items()}
+    runner = EmulatedRunner(graph, FP16, threads=threads)
+    shapes |= {tensor: values.shape for _, tensor, values in runner.exact(sample, FP16)}
+    found, nodes = dict[str, int](), graph.proto.graph.node
+    for layer in graph.layers_at(FP16):
+        if layer.op in MATRIX:
+            node = nodes[layer.index]
+            first, second = (shapes.get(name, ()) for name in node.input[:2])
+            result = shapes.get(node.output[0], ())
+            found[layer.name] = _of_node(node, first, second, result)
+    return found
+
+
+def _of_node(
+    node: onnx.NodeProto, first: tuple[int, ...], second: tuple[int, ...], result: tuple[int, ...]
+) -> int:
+    """The multiply-adds of a matrix node whose operands and result have these shapes."""
+    if node.op_type == "ConvTranspose":
+        return prod(first) * prod(second[1:])
+    if node.op_type == "Conv":
+        return prod(result) * prod(second[1:])
+    turned = node.op_type == "Gemm" and attribute(node, "transA", 0)
+    return prod(result) * (first[0 if turned else -1] if first else 0)
+
+
+def rows(
+    model: Model, *, way: str, inputs: int, unseen: int, threads: int, budget: float
+) -> Iterator[list[str]]:
+    """The rows of an answer that pass or miss, the recommended one in bold."""
+    atol, began = tolerance(model, threads), time.perf_counter()
+    given = model.samples(range(FITTED_FROM, FITTED_FROM + inputs))
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            result = bisect_trt.bisect(
+                model.original,
+                [sample.arrays for sample in given],
+                require=f"atol={atol:g},rtol={model.rtol:g}",
+                runner="emulated",
+                weights=way,
+                threads=threads,
+                budget=budget,
+                out=name,
+            )
+        except BisectError as error:
+            yield [model.name, str(inputs), way, one_line(error, 60), *[""] * 6]
+            return
+        seconds = time.perf_counter() - began
+        notes = ["cut short"] * result.out_of_time
+        notes += ["not fitted"] * any(f.kind == "not-fitted" for f in result.findings)
+        samples = model.samples(range(min(unseen, model.unseen)))
+        runner = EmulatedRunner(Graph(model.original), FP16, threads=threads)
+        exact = list(runner.outputs(PrecisionPlan(Precision.FP32), samples))
+        runner.release()
+        for choice in result.choices:
+            if not (choice.recommended or choice.name in (PLAN, REPAIRED, FITTED)):
+                continue
+            graph = _graph_of(choice, model, Path(name))
+            work = multiply_adds(graph, given[0], threads)
+            reduced = sum(work.values()) - sum(work.get(layer, 0) for layer in choice.pinned)
+            runner = EmulatedRunner(graph, FP16, threads=threads)
+            found = list(runner.outputs(choice.plan, samples))
+            runner.release()
+            missed = scores(exact, found, atol, model.rtol)
+            yield [
+                f"{model.name} ({result.layer_count} layers; {atol:g}, {model.rtol:g})",
+                str(inputs),
+                way,
+                f"**{choice.name}**" if choice.recommended else choice.name,
+                str(len(choice.pinned)),
+                f"{len(work.keys() & set(choice.pinned))} of {len(work)}",
+                f"{reduced / max(1, sum(work.values())):.0%}",
+                choice.passes.value,
+                f"{sum(score <= 1.0 for score in missed)} of {len(missed)}",
+                ", ".join([f"{seconds:.0f}", *notes]),
+            ]
+
+
+def _graph_of(choice: Choice, model: Model, folder: Path) -> Graph:
+    """The graph that the plan of a choice is for."""
+    if choice.fitted:
+        return Graph(onnx.load(folder / FITTED_MODEL))
+    return Graph(onnx.load(folder / REPAIRED_MODEL) if choice.repaired else model.original)
+
+
+COLUMNS = (
+    *("model (atol, rtol)", "inputs", "--weights", "choice", "layers in FP32", "matrix layers"),
+    *("multiply-adds in FP16", "passes", "unseen hold", "s"),
+)
+
+
+def main() -> None:
+    """Prints the table, a row as soon as it is there."""
+    parser = arguments("Layers kept in FP32 with nearest and with fitted weights.")
+    parser.add_argument("--ways", default="nearest,fit")
+    parser.add_argument("--inputs", type=int, default=8)
+    parser.add_argument("--budget", type=float, default=6.0, help="minutes of each search")
+    asked = parser.parse_args()
+    if not asked.no_head:
+        print_head(COLUMNS)
+    for name in asked.names or MODELS:
+        model = MODELS[name]()
+        for way in asked.ways.split(","):
+            with threadpool_limits(asked.threads, "blas"):
+                for row in rows(
+                    model,
+                    way=way,
+                    inputs=asked.inputs,
+                    unseen=asked.unseen,
+                    threads=asked.threads,
+                    budget=asked.budget,
+                ):
+                    print(f"| {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
