@@ -87,7 +87,7 @@ def rows(model: Model, counts: Sequence[int], unseen: int, threads: int) -> Iter
         began, graph, said = time.perf_counter(), model.graph, ("", "", "")
         if count:
             inputs = model.samples(range(FITTED_FROM, FITTED_FROM + count))
-            fitted = as_a_run_fits(model, inputs, threads)
+            fitted = as_a_run_fits(model, inputs, atol, threads)
             graph, kept = fitted.graph, [row for row in fitted.layers if row.kept]
             gains = [row.snr_after - row.snr_before for row in kept] or [0.0]
             said = (
@@ -109,14 +109,17 @@ def rows(model: Model, counts: Sequence[int], unseen: int, threads: int) -> Iter
         yield [*line, f"{held} of {len(exact)} at {strict:g}", *said]
 
 
-def as_a_run_fits(model: Model, samples: Sequence[Sample], threads: int) -> FittedWeights:
+def as_a_run_fits(
+    model: Model, samples: Sequence[Sample], atol: float, threads: int
+) -> FittedWeights:
     """The weights that a run with these inputs chooses, on their copies too."""
     with tempfile.TemporaryDirectory() as out:
         settings = Settings(
             model=model.graph.proto,
             inputs=tuple(sample.arrays for sample in samples),
             runner="emulated",
-            threads=threads,
+            require=(f"atol={atol},rtol={model.rtol}",),
+            threads=threads or None,
             out=Path(out) / "run",
         )
         problem = load(settings, Observer())

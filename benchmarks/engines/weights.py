@@ -60,8 +60,8 @@ def latency(graph: Graph, plan: PrecisionPlan, samples: list[Sample]) -> str:
 def rows(model: Model, unseen: int, threads: int, *, engine: bool) -> Iterator[list[str]]:
     """The rows of a model, and FP32's time."""
     inputs = model.samples(range(FITTED_FROM, FITTED_FROM + 8))
-    fitted = as_a_run_fits(model, inputs, threads)
     atol, samples = tolerance(model, threads), model.samples(range(unseen))
+    fitted = as_a_run_fits(model, inputs, atol, threads)
     runner = EmulatedRunner(model.graph, FP16, threads=threads)
     exact = list(runner.outputs(PrecisionPlan(Precision.FP32), samples))
     (name,) = samples[0].arrays

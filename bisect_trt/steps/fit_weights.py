@@ -193,8 +193,9 @@ def kept_if_better(
 ) -> FittedWeights:
     """``found``, or no chosen weights where the network errs as much with them.
 
-    It is judged on the samples ``apart``, by the mean square of the outputs' errors. All layers but
-    matrix ones are in FP32: the roundings of activations would hide what the weights do.
+    It is judged on the samples ``apart``, by the mean square of the outputs' errors and by the mean
+    score. All layers but matrix ones are in FP32: the roundings of activations would hide what the
+    weights do.
 
     Raises:
         RunnerFailedError: the graph cannot be run on a sample.
@@ -202,38 +203,45 @@ def kept_if_better(
     if not found.constants or not apart:
         return found
     before, after = (
-        _mean_square(problem, context, graph, apart) for graph in (problem.graph, found.graph)
+        _mean_errors(problem, context, graph, apart) for graph in (problem.graph, found.graph)
     )
     # Where the nearest weights give no finite error, there is nothing to compare with.
-    if after < before or not math.isfinite(before):
+    if all(a < b or not math.isfinite(b) for a, b in zip(after, before, strict=True)):
         return found
     rows = tuple(replace(row, kept=False) for row in found.layers)
     return FittedWeights(problem.graph, {}, rows, found.samples)
 
 
-def _mean_square(
+def _mean_errors(
     problem: Problem, context: Context, graph: Graph, samples: Sequence[Sample]
-) -> float:
-    """The mean square error of the float outputs, each relative to its own; infinite on failure."""
+) -> tuple[float, float]:
+    """The mean square error of the float outputs, each relative to its own, and the mean score.
+
+    Both are infinite where the graph fails. The score is NaN where single inputs have none.
+    """
     threads = problem.settings.threads or 0
     runner = EmulatedRunner(replace(graph), problem.settings.precision, threads=threads)
     plan, found = problem.base.with_pins(all_but_matrices(problem)), list[float]()
+    scores = list[float]()
     for sample in samples:
         context.time.check()
         exact = context.references.of(sample)
         try:
             (outputs,) = runner.outputs(plan, [sample])
         except RunnerFailedError:  # such as an index that became NaN
-            return math.inf
+            return math.inf, math.inf
+        if not problem.requirements.tells_of_all:
+            scores.append(problem.requirements.score(exact, outputs))
         for name, reference in exact.items():
             if reference.dtype.kind == "f" and (finite := np.isfinite(reference)).any():
                 if outputs[name].shape != reference.shape:
-                    return math.inf
+                    return math.inf, math.inf
                 values = reference[finite].astype(np.float64)
                 with np.errstate(invalid="ignore", over="ignore"):
                     error = np.mean((outputs[name][finite] - values) ** 2)
                 found.append(float(error) / (float(np.mean(values**2)) or 1.0))
-    return float(np.mean(found)) if found else math.nan
+    square, score = (float(np.mean(of)) if of else math.nan for of in (found, scores))
+    return square, score
 
 
 def _packed(values: NDArray[np.float32]) -> str:
