@@ -19,6 +19,7 @@ from bisect_trt.base.interrupt import (
 from bisect_trt.base.outcomes import Cause, Finding
 from bisect_trt.base.plan import Precision
 from bisect_trt.model.opsets import check_can_be_written
+from bisect_trt.model.save import weights_size
 from bisect_trt.reduction.cures import Cures, cure_model
 from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import (
@@ -111,7 +112,9 @@ NOT_PUT_BACK = (
     "to fit"
 )
 NONE_BETTER = "with weights rounded to fit no layer errs less, or not the network: all stay nearest"
-TOO_LARGE_TO_FIT = "weights of this size are not rounded to fit, as it takes several copies of them"
+MAX_FITTED_BYTES = 1 << 30
+"""Weights of more bytes are not rounded to fit."""
+TOO_LARGE_TO_FIT = "weights of more than 1 GB are not rounded to fit, which takes copies of them"
 """Say why no weights were fitted."""
 
 
@@ -307,7 +310,7 @@ def _fitted(state: RunState, context: Context) -> Iterator[RunState]:
         context.note(Finding("not-fitted", "", FIT_NOT_ON_RAY))
         return
     problem = state.problem
-    if problem.reference.is_large:
+    if weights_size(problem.graph.proto) > MAX_FITTED_BYTES:
         context.note(Finding("not-fitted", "", TOO_LARGE_TO_FIT))
         return
     if isinstance(state.repair, Repair):

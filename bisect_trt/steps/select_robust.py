@@ -101,7 +101,7 @@ def _robust_set(
     search = RobustSearch(problem, context, search_set, triage.ranking, strength, room)
     if not fewest:
         with suppress(BudgetSpentError):  # the rounds below end with the best set so far
-            search = _cheaper(search, context.costs, triage)
+            search = cheaper_search(search, context.costs, triage)
     found = search.run(fewest)
     if found is not None:
         for judge in (context.evaluator, context.second):  # the tables show the given inputs
@@ -114,8 +114,14 @@ def known_strength(problem: Problem, triage: Triage) -> Mapping[str, float]:
     return triage.sensitivity.strength if problem.requirements.proportional else {}
 
 
-def _cheaper(search: RobustSearch, costs: CostTable, triage: Triage) -> RobustSearch:
-    """``search``, or one that ranks layers by what they cost too, where its prefix costs less."""
+def cheaper_search(search: RobustSearch, costs: CostTable, triage: Triage) -> RobustSearch:
+    """``search``, or one that ranks layers by what they cost too, where its prefix costs less.
+
+    Args:
+        search: ranks layers by their harm.
+        costs: what plans cost in time.
+        triage: the layers' sensitivities.
+    """
     worthwhile = MIN_SAVING * costs.extra
     few = search.shortest()
     if few is None or search.cost(few) <= worthwhile:

@@ -280,10 +280,13 @@ def test_many_cheap_layers_are_taken_before_few_dear_ones() -> None:
     search_set: Any = Errors(squares)
     search = search_of(harm, squares, search_set, costs)
     triage: Any = SimpleNamespace(
-        ranking=harm, sensitivity=SimpleNamespace(strength=squares), broken=frozenset()
+        base=PrecisionPlan("fp16"),
+        ranking=harm,
+        sensitivity=SimpleNamespace(strength=squares),
+        broken=frozenset(),
     )
     few = search.shortest()
-    chosen = select_robust._cheaper(search, costs, triage)  # type: ignore[arg-type]
+    chosen = select_robust.cheaper_search(search, costs, triage)  # type: ignore[arg-type]
     many = chosen.shortest()
     assert few is not None and many is not None and len(many) > len(few)
     assert search.cost(many) < 0.5 * search.cost(few)
@@ -295,9 +298,12 @@ def test_a_set_that_costs_nothing_is_not_looked_for_twice() -> None:
     free = Costs({"elsewhere": 1.0})
     search = search_of(list(squares), squares, search_set, free)
     triage: Any = SimpleNamespace(
-        ranking=list(squares), sensitivity=SimpleNamespace(strength=squares), broken=frozenset()
+        base=PrecisionPlan("fp16"),
+        ranking=list(squares),
+        sensitivity=SimpleNamespace(strength=squares),
+        broken=frozenset(),
     )
-    assert select_robust._cheaper(search, free, triage) is search  # type: ignore[arg-type]
+    assert select_robust.cheaper_search(search, free, triage) is search  # type: ignore[arg-type]
 
 
 def test_what_a_refusal_has_overshot_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
