@@ -104,6 +104,9 @@ NOT_ON_RAY = (
 )
 """Says why a run on a cluster's engine repairs nothing."""
 
+MAX_FITTED_BYTES = 1 << 30
+"""Weights of more bytes are not rounded to fit."""
+
 FIT_NOT_ON_RAY = (
     "--ray: the engine's workers hold the cluster's GPUs, so no fitted weights are tried beside"
 )
@@ -112,8 +115,6 @@ NOT_PUT_BACK = (
     "to fit"
 )
 NONE_BETTER = "with weights rounded to fit no layer errs less, or not the network: all stay nearest"
-MAX_FITTED_BYTES = 1 << 30
-"""Weights of more bytes are not rounded to fit."""
 TOO_LARGE_TO_FIT = "weights of more than 1 GB are not rounded to fit, which takes copies of them"
 """Say why no weights were fitted."""
 

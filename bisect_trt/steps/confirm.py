@@ -80,7 +80,8 @@ class EngineJudge:
     ``search`` finds pins by emulation within a share of the tolerance, None where even all pins
     fail. ``score`` is a set's emulated score, and ``score_on_perturbed`` the largest over the
     search's copies. ``floors`` are the scores of all pins, emulated and on the engine. ``tested``
-    validates a set on the engine, and returns None where new inputs refuse it.
+    validates a set on the engine, and returns None where new inputs refuse it. ``cost`` is what a
+    set costs in time: the cheaper of two is the answer, of equal ones that of fewer layers.
     """
 
     engine: Evaluator
@@ -93,6 +94,7 @@ class EngineJudge:
     max_builds: int | None = None
     certify: bool = False
     tested: Callable[[frozenset[str]], Validation | None] | None = None
+    cost: Callable[[frozenset[str]], float] = len
     _tried: dict[frozenset[str], Evaluation] = field(default_factory=dict, init=False)
     _validation: dict[frozenset[str], Validation | None] = field(default_factory=dict, init=False)
     _bisection: Bisection | None = field(default=None, init=False)
@@ -141,7 +143,7 @@ class EngineJudge:
         validated = [pins for pins in passed if self._validation.get(pins) is not None]
         untested = [pins for pins in passed if pins not in self._validation]
         if validated or untested:
-            answer = min(validated or untested, key=len)
+            answer = min(validated or untested, key=self._price)
         elif passed:  # all overfitted, and the fewer pins the more
             answer = max(passed, key=len)
         else:
@@ -210,13 +212,16 @@ class EngineJudge:
                 wider = min(wider, Headroom(failing, self.floors[0], SCALED_MARGIN).kept)
             worthwhile = wider > WORTHWHILE * limit and self._builds_left > 0
             found = self.search(wider) if worthwhile else None
-            if found is None or len(found.pinned) >= len(pins):
+            if found is None or self._price(found.pinned) >= self._price(pins):
                 break
             passed = self._build(found.pinned).verdict.passed
             if not passed or not self._passes_new_inputs(found.pinned):
                 break
             self._bisection, pins, limit = found, found.pinned, wider
         return pins
+
+    def _price(self, pins: frozenset[str]) -> tuple[float, int]:
+        return self.cost(pins), len(pins)
 
     def _refused(self) -> list[frozenset[str]]:
         """The sets that failed on the engine or on new inputs, and the empty set."""
@@ -283,6 +288,7 @@ def decide_on_engine(
         max_builds=problem.settings.max_builds,
         certify=problem.settings.certify == "engine",
         tested=tested if robust else None,
+        cost=lambda pins: context.costs.predicted(triage.base.with_pins(pins)),
     )
     judgement = judge.decide(triage.limit)
     emulators.score(judgement.plan.pinned)
@@ -303,6 +309,7 @@ class _Emulators:
         self._problem, self._context = problem, context
         self._emulated, self._triage = emulated, triage
         self._fewest = self._refusals = 0
+        self._ranking = first.ranking if first is not None else ()
         self._in_vain = False
         self._found = {(triage.limit, 0): first}
 
@@ -326,7 +333,12 @@ class _Emulators:
         bounds = (limit, self._fewest)
         if bounds not in self._found:
             self._found[bounds] = bisect(
-                self._problem, self._context, self._emulated, self._triage, *bounds
+                self._problem,
+                self._context,
+                self._emulated,
+                self._triage,
+                *bounds,
+                ranking=self._ranking,
             )
         return self._found[bounds]
 
@@ -334,7 +346,8 @@ class _Emulators:
         """Make the next search find more pins than ``pins``, which new inputs refused."""
         self._in_vain = self._in_vain or self._no_pins_help(pins, refused.samples)
         strengths = known_strength(self._problem, self._triage)
-        ranking = as_searched(self._problem, self._triage.ranking)
+        # Of another ranking's sets the number of layers would say nothing.
+        ranking = self._ranking or as_searched(self._problem, self._triage.ranking)
         strength = [strengths.get(name, 0.0) for name in ranking]
         share = MARGIN / refused.score
         fewest = longer(strength, len(pins), share, 2**self._refusals)

@@ -33,7 +33,7 @@ class Bisection:
     ``violations``: pins that the search needed and the verification did not, none in a monotone
     model.
     ``validation``: the one that a validated search ended with.
-    ``ranked``: whether the set is a prefix of the ranking.
+    ``ranked``: whether the set is a prefix of ``ranking``, along which the search went.
     """
 
     pinned: frozenset[str]
@@ -43,6 +43,7 @@ class Bisection:
     violations: int = 0
     validation: Validation | None = None
     ranked: bool = False
+    ranking: tuple[str, ...] = ()
 
 
 class FittedSearch:

@@ -50,14 +50,18 @@ def bisect(
     triage: Triage,
     limit: float,
     fewest: int = 0,
+    ranking: Sequence[str] = (),
 ) -> Bisection | None:
-    """A set that both emulators pass; None where even all pins miss ``limit``."""
+    """A set that both emulators pass; None where even all pins miss ``limit``.
+
+    Where ``ranking`` is given, the set is a prefix of it with ``fewest`` layers at least.
+    """
     if not triage.pinned.under(limit).verdict.passed:
         return None
     if triage.unseen is not None and problem.settings.max_cost is not None:
         return _within_cost(problem, context, triage, problem.settings.max_cost)
     if triage.unseen is not None:
-        return _robust_set(problem, context, triage, triage.unseen, limit, fewest)
+        return _robust_set(problem, context, triage, triage.unseen, limit, fewest, ranking)
     sensitivity = triage.sensitivity.under(limit)
     suspicion = suspicion_of(emulated.layers, sensitivity.scores)
     return FittedSearch(problem, context, triage.base, limit, suspicion, sensitivity).run()
@@ -92,18 +96,21 @@ def _robust_set(
     unseen: UnseenInputs,
     limit: float,
     fewest: int,
+    ranking: Sequence[str],
 ) -> Bisection | None:
     room = Headroom(limit, triage.pinned.score, MARGIN)
     search_set = SearchSet(problem, context, triage.base, unseen.samples)
     if unseen.refused is not None:
         search_set.add(unseen.refused)
     strength = known_strength(problem, triage)
-    search = RobustSearch(problem, context, search_set, triage.ranking, strength, room)
-    if not fewest:
+    order = ranking or triage.ranking
+    search = RobustSearch(problem, context, search_set, order, strength, room)
+    if not ranking:
         with suppress(BudgetSpentError):  # the rounds below end with the best set so far
             search = cheaper_search(search, context.costs, triage)
     found = search.run(fewest)
     if found is not None:
+        found = replace(found, ranking=search.ranking)
         for judge in (context.evaluator, context.second):  # the tables show the given inputs
             judge.evaluate(triage.base.with_pins(found.pinned))
     return found
@@ -148,6 +155,11 @@ class RobustSearch:
         self._room, self._by_layer = room, strength
         self._ranking = as_searched(problem, ranking)
         self._strength = [strength.get(name, 0.0) for name in self._ranking]
+
+    @property
+    def ranking(self) -> tuple[str, ...]:
+        """The layers in the order in which they are taken."""
+        return tuple(self._ranking)
 
     def on(self, ranking: Sequence[str]) -> RobustSearch:
         """The same search along another ranking."""
