@@ -1,0 +1,157 @@
+"""Runs a reverse model: one forward pass, then one backward pass for each weighing of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.plan import Precision
+from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.model.gradients import EFFECTS, ForwardValues, ReverseModel, to_reverse
+from bisect_trt.model.graph import Graph
+from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.node_by_node import NodeByNode
+from bisect_trt.runners.ort_session import failure_of_session, opened, session_options
+from bisect_trt.runners.values import Value, caller, owned, value_of, viewed
+
+MAX_KEPT_BYTES = 4 << 30
+"""The most bytes of activations and errors that a pass keeps."""
+
+_WHERE = "the reverse model"
+
+
+@dataclass(frozen=True)
+class FirstOrderEffects:
+    """What each layer's own error does to weighed sums of the output elements, to first order.
+
+    ``effects``: by layer, shape (weighings,); zero where the outputs do not depend on the layer.
+    ``uncovered``: layers that have none: their error is not finite, or an operator has no rule.
+    """
+
+    effects: Mapping[str, NDArray[np.float32]]
+    uncovered: frozenset[str]
+
+
+def first_order_effects(
+    graph: Graph,
+    nodes: NodeByNode,
+    constants: ConstantStore,
+    sample: Sample,
+    precision: Precision,
+    weighings: Sequence[Arrays],
+    threads: int = 0,
+) -> FirstOrderEffects:
+    """The effects of all layers of ``graph`` that can run at ``precision``.
+
+    Args:
+        graph: the model that ``nodes`` executes with ``constants``.
+        nodes: gives the exact values and each layer's own error.
+        constants: the model's constants.
+        sample: the input.
+        precision: what each layer alone is reduced to.
+        weighings: the weights of the output elements, by output name; one backward pass each.
+        threads: the limit of one call; 0 for all cores.
+
+    Raises:
+        RunnerFailedError: a node or the reverse model cannot run, or its values need too much
+            memory.
+        MachineError: there is not enough memory.
+    """
+    forward = _Forward(graph, nodes, constants, sample, precision)
+    reverse = to_reverse(graph, precision, forward.known(), list(weighings[0]))
+    rows = _backward(reverse, forward.feed(reverse), weighings, threads)
+    table = np.stack(rows, axis=1)
+    effects = dict(zip(reverse.layers, table, strict=True))
+    names = [layer.name for layer in graph.layers_at(precision)]
+    found = {n: effects.get(n, np.zeros(len(weighings), np.float32)) for n in names}
+    broken = {n for n, row in found.items() if not np.isfinite(row).all()}
+    return FirstOrderEffects(found, reverse.uncovered | broken | forward.broken)
+
+
+class _Forward:
+    """The values of one forward pass, and each layer's own errors."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: NodeByNode,
+        constants: ConstantStore,
+        sample: Sample,
+        precision: Precision,
+    ) -> None:
+        self._graph, self._constants = graph, constants
+        self._inputs = {name: owned(array) for name, array in sample.arrays.items()}
+        self._exact: dict[str, Value] = {n: value_of(o) for n, o in self._inputs.items()}
+        self._errors: dict[str, ort.OrtValue] = {}
+        self.broken: set[str] = set()
+        kept = 0
+        for step, exact, low in nodes.introduced(sample, precision):
+            for name, value, reduced in zip(step.outputs, exact, low, strict=True):
+                self._exact[name] = value
+                if value.data_type() != "tensor(float)":
+                    continue
+                true = viewed(value)
+                kept += 2 * true.nbytes
+                if low is not exact:
+                    self._errors[name] = self._error(step.name, viewed(reduced), true)
+            if kept > MAX_KEPT_BYTES:
+                raise RunnerFailedError(f"{_WHERE}: its values need too much memory")
+
+    def _error(
+        self, layer: str, reduced: NDArray[np.float32], exact: NDArray[np.float32]
+    ) -> ort.OrtValue:
+        with np.errstate(invalid="ignore"):
+            error = reduced - exact
+        if not np.isfinite(error).all():
+            self.broken.add(layer)
+        return owned(error)
+
+    def known(self) -> ForwardValues:
+        """The shapes of all tensors, and the values of those of integers."""
+        constants = self._graph.constants
+        shapes = {name: tuple(constants[name].shape) for name in constants}
+        integers = {n: constants[n] for n in constants if constants[n].dtype.kind in "iu"}
+        for name, value in self._exact.items():
+            if not value.is_tensor():
+                continue
+            shapes[name] = tuple(value.shape())
+            if value.data_type() in ("tensor(int64)", "tensor(int32)"):
+                integers[name] = value.numpy()
+        return ForwardValues(shapes, integers)
+
+    def feed(self, reverse: ReverseModel) -> dict[str, ort.OrtValue | Value]:
+        """What ``reverse`` takes, but for the weights; the other values are freed."""
+        fed: dict[str, ort.OrtValue | Value] = {
+            name: self._exact[name] if name in self._exact else self._constants.owner(name)
+            for name in reverse.reads
+        }
+        fed |= {given: self._errors[tensor] for tensor, given in reverse.errors.items()}
+        self._exact = {n: v for n, v in self._exact.items() if n in fed}
+        return fed
+
+
+def _backward(
+    reverse: ReverseModel,
+    fed: Mapping[str, ort.OrtValue | Value],
+    weighings: Sequence[Arrays],
+    threads: int,
+) -> list[NDArray[np.float32]]:
+    """The effects of the layers for each weighing."""
+    try:
+        session = opened(reverse.proto, session_options(threads))
+        call = caller(session)
+        values = {n: value_of(v) if isinstance(v, ort.OrtValue) else v for n, v in fed.items()}
+        rows = []
+        for weighing in weighings:
+            owners = {reverse.weights[n]: owned(a) for n, a in weighing.items()}
+            results = call(values | {n: value_of(o) for n, o in owners.items()}, [EFFECTS], None)
+            rows.append(viewed(results[0]).copy())
+        return rows
+    except Exception as error:
+        raise failure_of_session(_WHERE, error) from error
