@@ -145,8 +145,9 @@ class _Sweep:
             tensor = node.output[slot]
             if self._is_float(tensor):
                 error = self._errors[tensor] = f"error__{len(self._errors)}"
-                row, column = to.reshaped(gradient, [1, -1]), to.reshaped(error, [-1, 1])
-                terms.append(to.reshaped(to.op("MatMul", row, column), [1]))
+                # ONNX Runtime is slow at the product of a row with a column.
+                product = to.times(gradient, error)
+                terms.append(to.reshaped(to.op("ReduceSum", product, keepdims=0), [1]))
         if terms:
             self._effects[layer] = terms
 
