@@ -33,14 +33,17 @@ def _moved(pick: Pick) -> Rule:
 
 
 def _gathered(s: Site, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.take(places, s.values(1), axis=s.axis(0))
+    found: NDArray[np.int64] = np.take(places, s.values(1), axis=s.axis(0))
+    return found
 
 
 def _gathered_elements(s: Site, places: NDArray[np.int64]) -> NDArray[np.int64]:
     axis = s.axis(0)
     indices = s.values(1) % s.shape()[axis]
     others = np.ix_(*(range(size) for size in indices.shape))
-    return places[tuple(indices if i == axis else o for i, o in enumerate(others))]
+    chosen = tuple(indices if i == axis else o for i, o in enumerate(others))
+    found: NDArray[np.int64] = places[chosen]
+    return found
 
 
 def _gathered_nd(s: Site, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -217,8 +220,13 @@ def _resize(s: Site) -> Gradients:
     placed = "asymmetric"
     if not upsample and s.opset >= 11:
         placed = s.attribute("coordinate_transformation_mode", "half_pixel")
-    rounding = "floor" if upsample or s.opset < 11 else s.attribute("nearest_mode", "round_prefer_floor")
-    odd = s.attribute("antialias", 0) or s.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
+    rounding = (
+        "floor" if upsample or s.opset < 11 else s.attribute("nearest_mode", "round_prefer_floor")
+    )
+    odd = (
+        s.attribute("antialias", 0)
+        or s.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
+    )
     if mode not in ("nearest", "linear") or odd or s.wanted != {0}:
         raise NoRuleError
     scales = _scales(s)
@@ -247,44 +255,47 @@ def _scales(s: Site) -> list[float]:
     return scales
 
 
-def _coordinates(placed: str, size: int, out: int, scale: float) -> NDArray[np.float64]:
+def _coordinates(placed: str, size: int, out: int, factor: float) -> NDArray[np.float32]:
     """Where each place of the result lies in the input."""
-    places = np.arange(out, dtype=np.float64)
+    # In FP32, as ONNX Runtime computes them: ties decide which neighbour is the nearest.
+    places, scale, half = np.arange(out, dtype=np.float32), np.float32(factor), np.float32(0.5)
     if placed == "align_corners":
-        return places * (size - 1) / (out - 1) if out > 1 else np.zeros(out)
+        last = np.float32(size - 1), np.float32(max(out - 1, 1))
+        return places * last[0] / last[1]
     if placed == "asymmetric":
         return places / scale
     if placed == "tf_half_pixel_for_nn":
-        return (places + 0.5) / scale
+        return (places + half) / scale
     if placed == "pytorch_half_pixel" and out == 1:
-        return np.zeros(1)
-    middle = (places + 0.5) / scale - 0.5
+        return np.zeros(1, np.float32)
+    middle = (places + half) / scale - half
     if placed in ("half_pixel", "pytorch_half_pixel"):
         return middle
     if placed == "half_pixel_symmetric":
-        return middle + size / 2.0 * (1.0 - out / (scale * size))
+        return middle + np.float32(size / 2.0 * (1.0 - out / (float(scale) * size)))
     raise NoRuleError
 
 
 def _interpolation(
-    mode: str, rounding: str, places: NDArray[np.float64], size: int
+    mode: str, rounding: str, places: NDArray[np.float32], size: int
 ) -> NDArray[np.float32]:
     """The matrix, shape (places, size), that interpolates along an axis."""
     matrix = np.zeros((places.size, size), np.float32)
     rows = np.arange(places.size)
     if mode == "linear":
         low = np.floor(places)
-        share = (places - low).astype(np.float32)
-        for index, weight in ((low, 1.0 - share), (low + 1.0, share)):
+        share = places - low
+        for index, weight in ((low, np.float32(1.0) - share), (low + np.float32(1.0), share)):
             columns = np.clip(index, 0, size - 1).astype(np.int64)
             np.add.at(matrix, (rows, columns), weight)
         return matrix
+    middle = np.float32(0.5)
     rounded = {
-        "floor": np.floor,
-        "ceil": np.ceil,
-        "round_prefer_floor": lambda p: np.ceil(p - 0.5),
-        "round_prefer_ceil": lambda p: np.floor(p + 0.5),
-    }[rounding](places)
+        "floor": np.floor(places),
+        "ceil": np.ceil(places),
+        "round_prefer_floor": np.ceil(places - middle),
+        "round_prefer_ceil": np.floor(places + middle),
+    }[rounding]
     matrix[rows, np.clip(rounded, 0, size - 1).astype(np.int64)] = 1.0
     return matrix
 

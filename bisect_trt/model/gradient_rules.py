@@ -65,7 +65,9 @@ _SELU = (1.6732632423543772, 1.0507009873554805)
 
 
 def _selu(s: Site, to: GradientWriter) -> str:
-    alpha, gamma = (float(s.attribute(n, d)) for n, d in zip(("alpha", "gamma"), _SELU, strict=True))
+    alpha, gamma = (
+        float(s.attribute(n, d)) for n, d in zip(("alpha", "gamma"), _SELU, strict=True)
+    )
     below = to.op("Add", s.y(), to.number(alpha * gamma))
     return to.where(to.op("Greater", s.x(), to.number(0.0)), gamma, below)
 
@@ -211,11 +213,11 @@ def _average(s: Site) -> Gradients:
 
 def _where(s: Site) -> Gradients:
     to, given = s.to, s.result_shape()
-    parts = {1: (s.g, 0.0), 2: (0.0, s.g)}
-    return {
-        slot: to.unbroadcast(to.where(s.x(0), *parts[slot]), given, s.shape(slot))
-        for slot in s.wanted
-    }
+    found = {}
+    for slot in s.wanted:
+        part = to.where(s.x(0), s.g, 0.0) if slot == 1 else to.where(s.x(0), 0.0, s.g)
+        found[slot] = to.unbroadcast(part, given, s.shape(slot))
+    return found
 
 
 def _prelu(s: Site) -> Gradients:
@@ -235,7 +237,10 @@ def _matmul(s: Site) -> Gradients:
     to = s.to
     first, second = s.shape(0), s.shape(1)
     # A vector is a matrix with one row on the left, and with one column on the right.
-    shapes = ((1, *first) if len(first) == 1 else first, (*second, 1) if len(second) == 1 else second)
+    shapes = (
+        (1, *first) if len(first) == 1 else first,
+        (*second, 1) if len(second) == 1 else second,
+    )
     names = [
         to.reshaped(s.x(slot), shapes[slot]) if shapes[slot] != s.shape(slot) else s.x(slot)
         for slot in (0, 1)
@@ -332,13 +337,17 @@ def _conv(s: Site) -> Gradients:
     if set(strides) == {1} and min(mirrored) >= 0:
         # ONNX Runtime's convolution is faster than its transposed one.
         weight = _mirrored(s, group)
-        return {
-            0: to.op("Conv", s.g, weight, pads=mirrored, dilations=dilations, group=group)
-        }
+        return {0: to.op("Conv", s.g, weight, pads=mirrored, dilations=dilations, group=group)}
     more = [
         size - ((out - 1) * stride + r + 1 - before - after)
         for size, out, stride, r, before, after in zip(
-            s.shape()[2:], s.result_shape()[2:], strides, reach, pads[:rank], pads[rank:], strict=True
+            s.shape()[2:],
+            s.result_shape()[2:],
+            strides,
+            reach,
+            pads[:rank],
+            pads[rank:],
+            strict=True,
         )
     ]
     options = {"strides": strides, "dilations": dilations, "pads": pads, "group": group}
@@ -388,7 +397,12 @@ def _batch_norm(s: Site) -> Gradients:
 
 
 def _normalised(
-    to: GradientWriter, x: str, scaled: str, axes: Sequence[int], epsilon: float, centred: bool = True
+    to: GradientWriter,
+    x: str,
+    scaled: str,
+    axes: Sequence[int],
+    epsilon: float,
+    centred: bool = True,
 ) -> str:
     """The gradient of x over its deviation along ``axes``; ``scaled`` is that of the quotient."""
     apart = to.op("Sub", x, to.mean(x, axes)) if centred else x
@@ -512,9 +526,7 @@ _REDUCTIONS: dict[str, Reduced] = {
     "ReduceSumSquare": lambda s, to, g, y, axes: to.times(s.x(), g, to.number(2.0)),
     "ReduceProd": lambda s, to, g, y, axes: to.op("Div", to.times(g, y), s.x()),
     "ReduceLogSum": lambda s, to, g, y, axes: to.op("Div", g, to.op("Exp", y)),
-    "ReduceLogSumExp": lambda s, to, g, y, axes: to.times(
-        g, to.op("Exp", to.op("Sub", s.x(), y))
-    ),
+    "ReduceLogSumExp": lambda s, to, g, y, axes: to.times(g, to.op("Exp", to.op("Sub", s.x(), y))),
 }
 
 

@@ -173,7 +173,9 @@ class _Sweep:
 
     def _made(self) -> ReverseModel:
         to = self._to
-        totals = [to.op("Sum", *terms) if len(terms) > 1 else terms[0] for terms in self._effects.values()]
+        totals = [
+            to.op("Sum", *terms) if len(terms) > 1 else terms[0] for terms in self._effects.values()
+        ]
         if not totals:
             totals = [to.constant(np.zeros(0, np.float32))]
         to.nodes.append(helper.make_node("Concat", totals, [EFFECTS], axis=0))

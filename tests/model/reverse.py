@@ -95,10 +95,10 @@ def reverse_of(model: onnx.ModelProto, values: Arrays, outputs: Sequence[str]) -
 def check(
     model: onnx.ModelProto, inputs: Arrays, *, step: float = 1e-6, precise: bool = True
 ) -> ReverseModel:
-    """Hold the effect of each layer that gives ``x_in`` for an input ``x`` to a difference quotient.
+    """Hold the effect of each layer ``/x``, which adds zero to input ``x``, to a quotient.
 
-    ``precise``: the quotient is in FP64, by ONNX's evaluator. Where that does not know the
-    operator's older form or computes in FP32, it is ONNX Runtime's, with a larger ``step``.
+    It is that of differences. ``precise``: in FP64, by ONNX's evaluator. ONNX Runtime's, with a
+    larger ``step``, serves where that rounds to FP32 or does not know an operator's older form.
     """
     random = np.random.default_rng(0)
     given = [o.name for o in model.graph.output]

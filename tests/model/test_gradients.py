@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,30 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bisect_trt.model.gradient_moves import RULES_OF_ALL
+from bisect_trt.model.precision_rules import schema_of
 from tests.model.reverse import check, node_model
 
-_random = np.random.default_rng(1)
 BLANK = np.zeros(0, np.float32)
+GRID = (np.arange(48).reshape(2, 4, 3, 2) * 0.808 % 2.4 - 1.2).astype(np.float32)
+"""Places in and beside an image, none near the middle of a pixel, where slopes change."""
+
 BY_RUNTIME = {"step": 1e-2, "precise": False}
 """Where ONNX's evaluator rounds to FP32, or knows only the newest form of an operator."""
 
 
 def normal(*shape: int) -> NDArray[np.float32]:
-    return _random.standard_normal(shape).astype(np.float32)
+    """The same numbers for the same shape, so that an example that fails does so again."""
+    return np.random.default_rng([1, *shape]).standard_normal(shape).astype(np.float32)
 
 
 def positive(*shape: int) -> NDArray[np.float32]:
-    return (_random.random(shape) + 0.5).astype(np.float32)
+    return (np.random.default_rng([2, *shape]).random(shape) + 0.5).astype(np.float32)
+
+
+def apart(*shape: int) -> NDArray[np.float32]:
+    """Positive numbers, none near another: a small step changes no order."""
+    places = np.random.default_rng(3).permutation(math.prod(shape))
+    return (0.5 + places.reshape(shape) / 20.0).astype(np.float32)
 
 
 def number(value: float) -> NDArray[np.float32]:
@@ -60,6 +71,8 @@ FUNCTIONS = (
 @pytest.mark.parametrize("opset", [13, 15, 17, 18, 19, 20, 21])
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_functions_of_one_number(op: str, opset: int) -> None:
+    if schema_of(op, opset) is None:
+        pytest.skip("introduced later")
     assert uncovered(op, {"x": normal(3, 4)}, opset=opset) == set()
 
 
@@ -95,8 +108,14 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     *(
         (
             "BatchNormalization",
-            {"x": normal(2, 3, 4), "s": positive(3), "b": normal(3), "m": normal(3), "v": positive(3)},
-            {"constants": "s b m v", "opset": opset},
+            {
+                "x": normal(2, 3, 4),
+                "s": positive(3),
+                "b": normal(3),
+                "m": normal(3),
+                "v": positive(3),
+            },
+            {"constants": "s b m v", "opset": opset, "options": BY_RUNTIME},
         )
         for opset in (13, 15, 21)
     ),
@@ -142,7 +161,11 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("MaxPool", {"x": normal(1, 2, 7, 7)}, {"kernel_shape": [2, 2], "dilations": [2, 2]}),
     ("Gather", {"x": normal(3, 4), "i": ints(0, 2, 2, -1).reshape(2, 2)}, {"axis": 1}),
     ("Gather", {"x": normal(3, 4), "i": ints(1)}, {}),
-    ("GatherElements", {"x": normal(3, 4), "i": ints(0, 2, 2, -1, 0, 0).reshape(3, 2)}, {"axis": 1}),
+    (
+        "GatherElements",
+        {"x": normal(3, 4), "i": ints(0, 2, 2, -1, 0, 0).reshape(3, 2)},
+        {"axis": 1},
+    ),
     ("GatherElements", {"x": normal(3, 2), "i": ints(0, 2, 2, -1).reshape(2, 2)}, {}),
     ("GatherND", {"x": normal(3, 4, 2), "i": ints(0, 2, 2, -1).reshape(2, 2)}, {}),
     (
@@ -158,7 +181,11 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("Transpose", {"x": normal(3, 4, 2)}, {"perm": [1, 2, 0]}),
     ("Expand", {"x": normal(3, 1), "s": ints(2, 1, 4)}, {}),
     ("Tile", {"x": normal(3, 2), "r": ints(2, 3)}, {}),
-    ("Concat", {"a": normal(2, 3), "b": normal(2, 1), "c": normal(2, 2)}, {"axis": -1, "constants": "b"}),
+    (
+        "Concat",
+        {"a": normal(2, 3), "b": normal(2, 1), "c": normal(2, 2)},
+        {"axis": -1, "constants": "b"},
+    ),
     ("Split", {"x": normal(2, 6), "s": ints(1, 5)}, {"axis": 1, "outputs": 2}),
     ("Pad", {"x": normal(3, 4), "p": ints(1, 0, 2, 1)}, {}),
     ("Pad", {"x": normal(3, 4), "p": ints(1, 0, 2, 1)}, {"mode": "reflect"}),
@@ -187,7 +214,7 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     *(
         (
             "GridSample",
-            {"x": normal(2, 3, 5, 6), "g": 0.7 * normal(2, 4, 3, 2)},
+            {"x": normal(2, 3, 5, 6), "g": GRID},
             {
                 "opset": opset,
                 "padding_mode": mode,
@@ -267,7 +294,11 @@ def test_operands_are_broadcast(op: str, shapes: tuple[tuple[int, ...], tuple[in
 @_QUICK
 @given(broadcast(), _SIDE, _SIDE, _SIDE, st.sampled_from(["both", "first", "second"]))
 def test_matrix_products(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]], rows: int, inner: int, columns: int, matrix: str
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    rows: int,
+    inner: int,
+    columns: int,
+    matrix: str,
 ) -> None:
     first, second = (*shapes[0], rows, inner), (*shapes[1], inner, columns)
     if matrix == "first":  # the second is a vector
@@ -297,7 +328,8 @@ def windows(draw: st.DrawFn) -> dict[str, Any]:
         how["pads"] = [draw(st.integers(0, k - 1)) for k in (*kernel, *kernel)]
         how["dilations"] = draw(pair)
     else:
-        how["auto_pad"] = automatic
+        how["auto_pad"] = automatic  # ONNX Runtime refuses a stride beyond the kernel here
+        how["strides"] = [min(k, s) for k, s in zip(kernel, how["strides"], strict=True)]
     return how
 
 
@@ -340,7 +372,7 @@ def test_pools(how: dict[str, Any], op: str, rounded_up: bool, counted: bool) ->
     if "auto_pad" not in how:
         more["ceil_mode"] = int(rounded_up)
     options = {"step": 1e-3, "precise": False}
-    assert uncovered(op, {"x": normal(1, 2, 7, 8)}, options, opset=opset, **how, **more) == set()
+    assert uncovered(op, {"x": apart(1, 2, 7, 8)}, options, opset=opset, **how, **more) == set()
 
 
 REDUCTIONS = (
@@ -353,7 +385,7 @@ REDUCTIONS = (
 @_QUICK
 @given(st.lists(st.sampled_from([0, 1, -1]), unique=True, max_size=3), st.booleans(), st.booleans())
 def test_reductions(op: str, axes: list[int], kept: bool, newer: bool) -> None:
-    inputs: dict[str, NDArray[Any]] = {"x": positive(2, 3, 4)}
+    inputs: dict[str, NDArray[Any]] = {"x": apart(2, 3, 4)}
     how: dict[str, Any] = {"keepdims": int(kept), "opset": 18 if newer else 13}
     if axes and (newer or op == "ReduceSum"):
         inputs["axes"] = ints(*axes)
@@ -387,7 +419,12 @@ def test_images_of_another_size(
 
 
 @_QUICK
-@given(st.integers(-7, 7), st.integers(-7, 7), st.sampled_from([1, 2, -1, -2]), st.sampled_from([0, -1]))
+@given(
+    st.integers(-7, 7),
+    st.integers(-7, 7),
+    st.sampled_from([1, 2, -1, -2]),
+    st.sampled_from([0, -1]),
+)
 def test_slices(start: int, end: int, step: int, axis: int) -> None:
     inputs = {"x": normal(5, 5), "s": ints(start), "e": ints(end), "a": ints(axis), "t": ints(step)}
     if np.zeros(5)[slice(start, None if step < 0 and end < -5 else end, step)].size:
