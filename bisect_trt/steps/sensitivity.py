@@ -25,8 +25,11 @@ DISTURBED_ELEMENTS = 64
 WEIGHINGS = 16
 """Random sums of these elements, from whose squares a layer's mean square is estimated."""
 
+MIN_WEIGHINGS = 8
+"""The fewest on one input, where several share them."""
+
 PASS_EVALUATIONS = 80
-"""What a reverse pass with all weighings takes on one input, in evaluations."""
+"""What a reverse pass takes on one input, in evaluations."""
 
 CHECKED_LAYERS = 24
 """Layers run alone to hold the estimates against, spread over the network."""
@@ -179,11 +182,12 @@ def _estimated(
     Empty where a pass cannot run.
     """
     found: list[Mapping[str, float]] = []
+    weighings = max(MIN_WEIGHINGS, WEIGHINGS // len(samples))
     for number, (sample, errors) in enumerate(zip(samples, base, strict=False), 1):
-        key = context.evaluator.key("first order", reduced.digest, sample.digest, str(WEIGHINGS))
+        key = context.evaluator.key("first order", reduced.digest, sample.digest, str(weighings))
         cached = context.cache.recall(key)
         if cached is None:
-            estimates = _pass(problem, context, sample, errors, reduced)
+            estimates = _pass(problem, context, sample, errors, reduced, weighings)
             context.cache.record([Row(key, "first-order", estimates)])
         else:
             estimates = cached[0]
@@ -199,11 +203,12 @@ def _pass(
     sample: Sample,
     base: NDArray[np.float32],
     reduced: PrecisionPlan,
+    count: int,
 ) -> dict[str, float]:
     """The mean square of each layer that a reverse pass on ``sample`` covers."""
     places, random = _most_disturbed(base), np.random.default_rng(0)
     weighings, chosen = [], context.disturbed(sample, reduced)
-    for _ in range(WEIGHINGS):
+    for _ in range(count):
         factors = np.zeros(base.size)
         factors[places] = random.choice([-1.0, 1.0], places.size)
         weighings.append(chosen.weights(factors))
