@@ -31,10 +31,12 @@ class FirstOrderEffects:
     """What each layer's own error does to weighed sums of the output elements, to first order.
 
     ``effects``: by layer, shape (weighings,); zero where the outputs do not depend on the layer.
-    ``uncovered``: layers that have none: their error is not finite, or an operator has no rule.
+    ``broken``: layers that have none because their own error is not finite.
+    ``uncovered``: all layers that have none; before an operator without a rule, too.
     """
 
     effects: Mapping[str, NDArray[np.float32]]
+    broken: frozenset[str]
     uncovered: frozenset[str]
 
 
@@ -70,8 +72,9 @@ def first_order_effects(
     effects = dict(zip(reverse.layers, table, strict=True))
     names = [layer.name for layer in graph.layers_at(precision)]
     found = {n: effects.get(n, np.zeros(len(weighings), np.float32)) for n in names}
-    broken = {n for n, row in found.items() if not np.isfinite(row).all()}
-    return FirstOrderEffects(found, reverse.uncovered | broken | forward.broken)
+    infinite = {n for n, row in found.items() if not np.isfinite(row).all()}
+    broken = frozenset(forward.broken)
+    return FirstOrderEffects(found, broken, reverse.uncovered | infinite | broken)
 
 
 class _Forward:

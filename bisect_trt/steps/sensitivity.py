@@ -102,7 +102,7 @@ def passes_affordable(
     As many as fit in ``usual_s``, or else one, but none beyond the budget.
     """
     pass_s = max(PASS_EVALUATIONS * evaluation_seconds, 1e-6)
-    if pass_s > budget_s:
+    if pass_s > budget_s or usual_s <= 0.0:
         return 0
     return min(samples, max(1, int(min(usual_s, budget_s) / pass_s)))
 
@@ -124,9 +124,11 @@ def measure_sensitivity(
     # A set is predicted from the errors of everything reduced, less those of its layers.
     base = [_base(context, sample, reduced) for sample in samples]
     order = sorted(problem.names, key=lambda n: -suspicion.get(n, -math.inf))
-    estimates: dict[str, float] = {}
-    if MIN_CHECKED_LAYERS <= count < len(order) and passes:
-        estimates = _estimated(problem, context, samples[:passes], base, reduced)
+    estimates: Mapping[str, float] = {}
+    broken: frozenset[str] = frozenset()
+    if count < len(order) and passes:
+        count = max(count, min(MIN_CHECKED_LAYERS, len(order)))
+        estimates, broken = _estimated(problem, context, samples[:passes], base, reduced)
     found: dict[str, list[SensitivityRow]] = {}
     runs = 0
 
@@ -145,15 +147,16 @@ def measure_sensitivity(
         measure(evenly([n for n in problem.names if n in estimates], several))
         check = _Check.of(estimates, suspicion, _strength(found, base))
         if check.helps:
-            # A layer without an estimate is one that overflows, or stands before what has no rule.
+            # A layer without an estimate stands before an operator without a rule.
             order.sort(key=lambda n: -estimates.get(n, math.inf))
         else:
             estimates = {}
+    if estimates:  # what overflows has no estimate: all of it is run
+        measure(broken)
+        uncovered = len(set(order).difference(estimates, found))
+        count = max(count, len(found) + min(count, uncovered))
     unmeasured = [name for name in order if name not in found]
-    left = count - len(found)
-    if estimates:  # the layers without an estimate come first
-        left = max(left, min(count, len(order) - len(estimates)))
-    measure(unmeasured[:left])
+    measure(unmeasured[: max(0, count - len(found))])
     if count < len(order):
         context.note(_cut_short(len(found), len(order), check))
     rows = {name: found[name] for name in problem.names if name in found}
@@ -176,25 +179,28 @@ def _estimated(
     samples: Sequence[Sample],
     base: Sequence[NDArray[np.float32]],
     reduced: PrecisionPlan,
-) -> dict[str, float]:
-    """The mean squares that reverse passes estimate, of the layers that they cover on all samples.
+) -> tuple[dict[str, float], frozenset[str]]:
+    """The mean squares that reverse passes estimate, and the layers whose own error is infinite.
 
-    Empty where a pass cannot run.
+    A layer that a pass does not cover has no estimate; where a pass cannot run, none has.
     """
     found: list[Mapping[str, float]] = []
+    broken: set[str] = set()
     weighings = max(MIN_WEIGHINGS, WEIGHINGS // len(samples))
     for number, (sample, errors) in enumerate(zip(samples, base, strict=False), 1):
         key = context.evaluator.key("first order", reduced.digest, sample.digest, str(weighings))
         cached = context.cache.recall(key)
         if cached is None:
-            estimates = _pass(problem, context, sample, errors, reduced, weighings)
-            context.cache.record([Row(key, "first-order", estimates)])
+            one = _pass(problem, context, sample, errors, reduced, weighings)
+            context.cache.record([Row(key, "first-order", one)])
         else:
-            estimates = cached[0]
-        found.append(estimates)
+            one = cached[0]
+        found.append(one[0])
+        broken.update(one[1])
         context.observer.progress(number, len(samples), "reverse pass")
     covered = [name for name in problem.names if all(name in of for of in found)]
-    return {name: float(np.mean([of[name] for of in found])) for name in covered}
+    estimates = {name: float(np.mean([of[name] for of in found])) for name in covered}
+    return estimates, frozenset(broken.intersection(problem.names))
 
 
 def _pass(
@@ -204,8 +210,8 @@ def _pass(
     base: NDArray[np.float32],
     reduced: PrecisionPlan,
     count: int,
-) -> dict[str, float]:
-    """The mean square of each layer that a reverse pass on ``sample`` covers."""
+) -> tuple[dict[str, float], list[str]]:
+    """The mean square of each layer that a reverse pass covers, and the layers that overflow."""
     places, random = _most_disturbed(base), np.random.default_rng(0)
     weighings, chosen = [], context.disturbed(sample, reduced)
     for _ in range(count):
@@ -213,17 +219,18 @@ def _pass(
         factors[places] = random.choice([-1.0, 1.0], places.size)
         weighings.append(chosen.weights(factors))
     if not weighings[0]:  # every output is of integers
-        return {}
+        return {}, []
     try:
         found = context.emulator.first_order_effects(sample, problem.settings.precision, weighings)
     except (RunnerFailedError, MachineError):  # single-layer runs need less memory
-        return {}
+        return {}, []
     # The squared sum of elements with random signs is in the mean the sum of their squares.
-    return {
+    estimates = {
         name: float(np.mean(np.square(effects, dtype=np.float64)) / places.size)
         for name, effects in found.effects.items()
         if name not in found.uncovered
     }
+    return estimates, sorted(found.broken)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,21 @@ def test_a_pass_takes_the_time_that_there_is() -> None:
     assert passes_affordable(4, 0.1, 2.5 * one, math.inf) == 2
     assert passes_affordable(4, 0.1, 0.1 * one, math.inf) == 1
     assert passes_affordable(4, 0.1, 0.1 * one, 0.9 * one) == 0
+    assert passes_affordable(4, 0.1, 0.0, math.inf) == 0
+
+
+def test_a_search_by_a_reverse_pass_ends_near_that_by_every_layer_alone(tmp_path: Path) -> None:
+    pins = {}
+    for name, times in {
+        "every layer alone": {},
+        "reverse passes": {"sensitivity_time_s": 0.02},
+        "own errors": {"sensitivity_time_s": 0.02, "ranking_time_s": 0.0},
+    }.items():
+        limits = replace(EIGHT, **times)
+        result = run_of(residual(), tmp_path / name, limits=limits)
+        assert result.passed
+        pins[name] = len(result.pinned)
+    assert pins["reverse passes"] <= 1.1 * pins["every layer alone"] < 0.9 * pins["own errors"]
 
 
 def test_as_many_layers_are_measured_as_there_is_time_for() -> None:
@@ -123,7 +138,7 @@ def test_as_many_layers_are_measured_as_there_is_time_for() -> None:
 def test_a_run_without_any_time_to_measure_still_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = replace(FEW, sensitivity_time_s=-1.0, tradeoff_time_s=1e-9)
+    limits = replace(FEW, sensitivity_time_s=-1.0, ranking_time_s=0.0, tradeoff_time_s=1e-9)
     result = run_of(residual(), tmp_path, limits=limits)
     assert result.passed and result.pinned
     said = " ".join(f.message for f in result.findings)
