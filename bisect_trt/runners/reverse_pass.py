@@ -10,6 +10,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.limits import in_words
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
@@ -48,6 +49,7 @@ def first_order_effects(
     precision: Precision,
     weighings: Sequence[Arrays],
     threads: int = 0,
+    most_bytes: int = MAX_KEPT_BYTES,
 ) -> FirstOrderEffects:
     """The effects of all layers of ``graph`` that can run at ``precision``.
 
@@ -59,13 +61,14 @@ def first_order_effects(
         precision: what each layer alone is reduced to.
         weighings: the weights of the output elements, by output name; one backward pass each.
         threads: the limit of one call; 0 for all cores.
+        most_bytes: the limit of what the forward pass keeps.
 
     Raises:
         RunnerFailedError: a node or the reverse model cannot run, or its values need too much
             memory.
         MachineError: there is not enough memory.
     """
-    forward = _Forward(graph, nodes, constants, sample, precision)
+    forward = _Forward(graph, nodes, constants, sample, precision, most_bytes)
     reverse = to_reverse(graph, precision, forward.known(), list(weighings[0]))
     rows = _backward(reverse, forward.feed(reverse), weighings, threads)
     table = np.stack(rows, axis=1)
@@ -87,6 +90,7 @@ class _Forward:
         constants: ConstantStore,
         sample: Sample,
         precision: Precision,
+        most_bytes: int,
     ) -> None:
         self._graph, self._constants = graph, constants
         self._inputs = {name: owned(array) for name, array in sample.arrays.items()}
@@ -103,8 +107,10 @@ class _Forward:
                 kept += 2 * true.nbytes
                 if low is not exact:
                     self._errors[name] = self._error(step.name, viewed(reduced), true)
-            if kept > MAX_KEPT_BYTES:
-                raise RunnerFailedError(f"{_WHERE}: its values need too much memory")
+            if kept > most_bytes:
+                raise RunnerFailedError(
+                    f"{_WHERE}: its values take more than {in_words(most_bytes)}"
+                )
 
     def _error(
         self, layer: str, reduced: NDArray[np.float32], exact: NDArray[np.float32]
