@@ -26,6 +26,8 @@ class NoRuleError(Exception):
 class GradientWriter:
     """Collects nodes, constants and the names of the tensors that they read.
 
+    ``prefix`` begins the names of all that is written.
+
     Args:
         shapes: the shape of each tensor of the model on one sample.
         integers: the values of its integer tensors on that sample.
@@ -38,14 +40,13 @@ class GradientWriter:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[TensorProto] = field(default_factory=list)
     reads: dict[str, None] = field(default_factory=dict)
+    prefix: str = "gradient__"
     _known: dict[tuple[str, Shape, bytes], str] = field(default_factory=dict)
 
-    def fresh(self) -> str:
-        """A name that no tensor has."""
-        name = f"gradient__{len(self.nodes)}_{len(self.constants)}"
-        while name in self.shapes:
-            name += "_"
-        return name
+    def __post_init__(self) -> None:
+        """Choose a prefix that no tensor of the model has."""
+        while any(name.startswith(self.prefix) for name in self.shapes):
+            self.prefix += "_"
 
     def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Appends a node with one output, and returns the output's name."""
@@ -53,8 +54,7 @@ class GradientWriter:
 
     def ops(self, op_type: str, count: int, *inputs: str, **attributes: Any) -> list[str]:
         """Appends a node with ``count`` outputs, and returns their names."""
-        stem = self.fresh()
-        outputs = [f"{stem}_{number}" for number in range(count)]
+        outputs = [f"{self.prefix}{len(self.nodes)}_{number}" for number in range(count)]
         self.nodes.append(helper.make_node(op_type, inputs, outputs, **attributes))
         return outputs
 
@@ -67,7 +67,7 @@ class GradientWriter:
         """The name of a constant; equal ones are one."""
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._known:
-            name = f"constant_{self.fresh()}"
+            name = f"{self.prefix}constant_{len(self.constants)}"
             self.constants.append(numpy_helper.from_array(array, name))
             self._known[key] = name
         return self._known[key]

@@ -28,9 +28,6 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.precision_rules import CONTROL_FLOW, FLOAT, is_standard
 from bisect_trt.model.walk import captured_names
 
-EFFECTS = "effects"
-"""The output of a reverse model: one number for each layer."""
-
 SCALES_SIZE = 8
 """The most elements of a float constant whose values a rule may need."""
 
@@ -53,7 +50,8 @@ class ReverseModel:
     """A reverse model with what to feed it.
 
     Args:
-        proto: the model, with one output of shape (layers,).
+        proto: the model.
+        effects: its output, of shape (layers,).
         reads: the tensors of the forward pass that it takes, under their names.
         errors: by tensor that a layer gives, the input for the layer's own error of it.
         weights: by output of the forward model, the input for the weights of its elements.
@@ -62,6 +60,7 @@ class ReverseModel:
     """
 
     proto: onnx.ModelProto
+    effects: str
     reads: tuple[str, ...]
     errors: Mapping[str, str]
     weights: Mapping[str, str]
@@ -95,7 +94,7 @@ class _Sweep:
         self._to = GradientWriter(known.shapes, known.integers, scales)
         self._layers = {layer.index: layer for layer in graph.layers_at(precision)}
         self._active = self._find_active()
-        self._weights = {n: f"weight__{place}" for place, n in enumerate(outputs)}
+        self._weights = {n: f"{self._to.prefix}weight_{place}" for place, n in enumerate(outputs)}
         self._parts: dict[str, list[str]] = {n: [w] for n, w in self._weights.items()}
         # Tensors with a reader whose gradient is not known.
         self._blocked: set[str] = set()
@@ -144,7 +143,7 @@ class _Sweep:
         for slot, gradient in gradients.items():
             tensor = node.output[slot]
             if self._is_float(tensor):
-                error = self._errors[tensor] = f"error__{len(self._errors)}"
+                error = self._errors[tensor] = f"{to.prefix}error_{len(self._errors)}"
                 # ONNX Runtime is slow at the product of a row with a column.
                 product = to.times(gradient, error)
                 terms.append(to.reshaped(to.op("ReduceSum", product, keepdims=0), [1]))
@@ -178,7 +177,8 @@ class _Sweep:
         ]
         if not totals:
             totals = [to.constant(np.zeros(0, np.float32))]
-        to.nodes.append(helper.make_node("Concat", totals, [EFFECTS], axis=0))
+        effects = f"{to.prefix}effects"
+        to.nodes.append(helper.make_node("Concat", totals, [effects], axis=0))
         inputs = [
             helper.make_tensor_value_info(name, self._graph.types.type_of(name), to.shapes[name])
             for name in to.reads
@@ -188,11 +188,12 @@ class _Sweep:
                 helper.make_tensor_value_info(given, FLOAT, to.shapes[tensor])
                 for tensor, given in names.items()
             ]
-        output = helper.make_tensor_value_info(EFFECTS, TensorProto.FLOAT, None)
+        output = helper.make_tensor_value_info(effects, TensorProto.FLOAT, None)
         made = helper.make_graph(to.nodes, "reverse", inputs, [output], to.constants)
         opset = [helper.make_opsetid("", REVERSE_OPSET)]
         return ReverseModel(
             helper.make_model(made, opset_imports=opset, ir_version=8),
+            effects,
             tuple(to.reads),
             self._errors,
             self._weights,

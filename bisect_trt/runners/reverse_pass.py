@@ -14,7 +14,7 @@ from bisect_trt.base.limits import in_words
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
-from bisect_trt.model.gradients import EFFECTS, ForwardValues, ReverseModel, to_reverse
+from bisect_trt.model.gradients import ForwardValues, ReverseModel, to_reverse
 from bisect_trt.model.graph import Graph
 from bisect_trt.runners.constants import ConstantStore
 from bisect_trt.runners.node_by_node import NodeByNode
@@ -161,7 +161,9 @@ def _backward(
         rows = []
         for weighing in weighings:
             owners = {reverse.weights[n]: owned(a) for n, a in weighing.items()}
-            results = call(values | {n: value_of(o) for n, o in owners.items()}, [EFFECTS], None)
+            results = call(
+                values | {n: value_of(o) for n, o in owners.items()}, [reverse.effects], None
+            )
             rows.append(viewed(results[0]).copy())
         return rows
     except Exception as error:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from bisect_trt.base.plan import Precision
-from bisect_trt.model.gradients import EFFECTS, ForwardValues, ReverseModel, to_reverse
+from bisect_trt.model.gradients import ForwardValues, ReverseModel, to_reverse
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_outputs
 from bisect_trt.runners.ort_session import session_as_written
@@ -113,7 +113,7 @@ def check(
     fed = {n: np.asarray(values[n]) for n in reverse.reads}
     fed |= {slot: errors[t] for t, slot in reverse.errors.items()}
     fed |= {slot: weights[n] for n, slot in reverse.weights.items()}
-    effects = evaluated(reverse.proto, fed, False)[EFFECTS]
+    effects = evaluated(reverse.proto, fed, False)[reverse.effects]
     found = dict(zip(reverse.layers, effects.tolist(), strict=True))
 
     def weighed(name: str, by: float) -> float:
