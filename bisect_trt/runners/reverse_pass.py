@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import RunnerFailedError
-from bisect_trt.base.limits import in_words
+from bisect_trt.base.limits import free_bytes, in_words
 from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
@@ -21,7 +22,7 @@ from bisect_trt.runners.node_by_node import NodeByNode
 from bisect_trt.runners.ort_session import failure_of_session, opened, session_options
 from bisect_trt.runners.values import Value, caller, owned, value_of, viewed
 
-MAX_KEPT_BYTES = 4 << 30
+MAX_KEPT_BYTES = 8 << 30
 """The most bytes of activations and errors that a pass keeps."""
 
 _WHERE = "the reverse model"
@@ -61,16 +62,21 @@ def first_order_effects(
         precision: what each layer alone is reduced to.
         weighings: the weights of the output elements, by output name; one backward pass each.
         threads: the limit of one call; 0 for all cores.
-        most_bytes: the limit of what the forward pass keeps.
+        most_bytes: the limit of what the forward pass keeps; half of the free memory is one too.
 
     Raises:
         RunnerFailedError: a node or the reverse model cannot run, or its values need too much
             memory.
         MachineError: there is not enough memory.
     """
-    forward = _Forward(graph, nodes, constants, sample, precision, most_bytes)
-    reverse = to_reverse(graph, precision, forward.known(), list(weighings[0]))
-    rows = _backward(reverse, forward.feed(reverse), weighings, threads)
+    known = _known(graph, nodes, sample)
+    reverse = to_reverse(graph, precision, known, list(weighings[0]))
+    most = min(most_bytes, (free_bytes() or most_bytes) // 2)
+    needed = sum(4 * prod(known.shapes[n]) for n in (*reverse.reads, *reverse.errors))
+    if needed > most:
+        raise RunnerFailedError(f"{_WHERE}: its values take more than {in_words(most)}")
+    forward = _Forward(nodes, constants, sample, precision, reverse)
+    rows = _backward(reverse, forward.fed, weighings, threads)
     table = np.stack(rows, axis=1)
     effects = dict(zip(reverse.layers, table, strict=True))
     names = [layer.name for layer in graph.layers_at(precision)]
@@ -80,69 +86,59 @@ def first_order_effects(
     return FirstOrderEffects(found, broken, reverse.uncovered | infinite | broken)
 
 
+def _known(graph: Graph, nodes: NodeByNode, sample: Sample) -> ForwardValues:
+    """The shapes of all tensors, and the values of those of integers, of a pass of its own."""
+    # Only with them is it known which of the values are needed: the others take much memory.
+    constants = graph.constants
+    shapes = {name: tuple(constants[name].shape) for name in constants}
+    shapes |= {name: tuple(array.shape) for name, array in sample.arrays.items()}
+    integers = {n: constants[n] for n in constants if constants[n].dtype.kind in "iu"}
+    integers |= {n: a for n, a in sample.arrays.items() if a.dtype.kind in "iu"}
+    for step, exact, _ in nodes.introduced(sample, Precision.FP32):
+        for name, value in zip(step.outputs, exact, strict=True):
+            if value.is_tensor():
+                shapes[name] = tuple(value.shape())
+                if value.data_type() in ("tensor(int64)", "tensor(int32)"):
+                    integers[name] = value.numpy()
+    return ForwardValues(shapes, integers)
+
+
 class _Forward:
-    """The values of one forward pass, and each layer's own errors."""
+    """A forward pass: ``fed`` is what ``reverse`` takes of it, ``broken`` are layers that overflow."""
 
     def __init__(
         self,
-        graph: Graph,
         nodes: NodeByNode,
         constants: ConstantStore,
         sample: Sample,
         precision: Precision,
-        most_bytes: int,
+        reverse: ReverseModel,
     ) -> None:
-        self._graph, self._constants = graph, constants
-        self._inputs = {name: owned(array) for name, array in sample.arrays.items()}
-        self._exact: dict[str, Value] = {n: value_of(o) for n, o in self._inputs.items()}
-        self._errors: dict[str, ort.OrtValue] = {}
         self.broken: set[str] = set()
-        kept = 0
+        self.fed: dict[str, ort.OrtValue | Value] = {}
+        for name in reverse.reads:
+            if name in sample.arrays:
+                self.fed[name] = owned(sample.arrays[name])
+            elif name in constants:
+                self.fed[name] = constants.owner(name)
+        reads = frozenset(reverse.reads)
         for step, exact, low in nodes.introduced(sample, precision):
             for name, value, reduced in zip(step.outputs, exact, low, strict=True):
-                self._exact[name] = value
-                if value.data_type() != "tensor(float)":
-                    continue
-                true = viewed(value)
-                kept += 2 * true.nbytes
-                if low is not exact:
-                    self._errors[name] = self._error(step.name, viewed(reduced), true)
-            if kept > most_bytes:
-                raise RunnerFailedError(
-                    f"{_WHERE}: its values take more than {in_words(most_bytes)}"
-                )
+                if name in reads:
+                    self.fed[name] = value
+                if low is not exact and value.data_type() == "tensor(float)":
+                    error = self._error(step.name, viewed(reduced), viewed(value))
+                    if name in reverse.errors:
+                        self.fed[reverse.errors[name]] = owned(error)
 
     def _error(
         self, layer: str, reduced: NDArray[np.float32], exact: NDArray[np.float32]
-    ) -> ort.OrtValue:
+    ) -> NDArray[np.float32]:
         with np.errstate(invalid="ignore"):
             error = reduced - exact
         if not np.isfinite(error).all():
             self.broken.add(layer)
-        return owned(error)
-
-    def known(self) -> ForwardValues:
-        """The shapes of all tensors, and the values of those of integers."""
-        constants = self._graph.constants
-        shapes = {name: tuple(constants[name].shape) for name in constants}
-        integers = {n: constants[n] for n in constants if constants[n].dtype.kind in "iu"}
-        for name, value in self._exact.items():
-            if not value.is_tensor():
-                continue
-            shapes[name] = tuple(value.shape())
-            if value.data_type() in ("tensor(int64)", "tensor(int32)"):
-                integers[name] = value.numpy()
-        return ForwardValues(shapes, integers)
-
-    def feed(self, reverse: ReverseModel) -> dict[str, ort.OrtValue | Value]:
-        """What ``reverse`` takes, but for the weights; the other values are freed."""
-        fed: dict[str, ort.OrtValue | Value] = {
-            name: self._exact[name] if name in self._exact else self._constants.owner(name)
-            for name in reverse.reads
-        }
-        fed |= {given: self._errors[tensor] for tensor, given in reverse.errors.items()}
-        self._exact = {n: v for n, v in self._exact.items() if n in fed}
-        return fed
+        return error
 
 
 def _backward(

@@ -95,7 +95,10 @@ def test_a_pass_that_would_keep_too_much_is_refused() -> None:
     constants = ConstantStore(graph)
     nodes, sample = NodeByNode(graph, constants, 1), Sample("", fixture.inputs)
     with pytest.raises(RunnerFailedError, match="more than 10 bytes"):
-        first_order_effects(graph, nodes, constants, sample, Precision.FP16, [{}], most_bytes=10)
+        weights = {name: np.ones(1, np.float32) for name in graph.outputs}
+        first_order_effects(
+            graph, nodes, constants, sample, Precision.FP16, [weights], most_bytes=10
+        )
 
 
 def test_weights_sum_to_the_chosen_errors() -> None:
