@@ -104,7 +104,7 @@ def _known(graph: Graph, nodes: NodeByNode, sample: Sample) -> ForwardValues:
 
 
 class _Forward:
-    """A forward pass: ``fed`` is what ``reverse`` takes of it, ``broken`` are layers that overflow."""
+    """A forward pass: ``fed`` is what ``reverse`` takes, ``broken`` are layers that overflow."""
 
     def __init__(
         self,
