@@ -33,6 +33,9 @@ class Limits:
     sensitivity_time_s: float = 20.0
     """How long it may usually take to reduce each layer alone, else only the most suspicious."""
 
+    ranking_time_s: float = 180.0
+    """How long reverse passes may usually take where there is no time for each layer alone."""
+
     tradeoff_time_s: float = 12.0
     """What the trade-off curve may take: a slow model's rows are fewer, on fewer copies."""
 

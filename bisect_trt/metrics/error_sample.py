@@ -33,13 +33,17 @@ def prediction_order(requirements: Requirements) -> float:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Chosen elements of one output: their places in it flattened, reference and tolerance."""
+    """Chosen elements of one output: their places in it flattened, reference and tolerance.
+
+    ``real``: whether the output holds floats.
+    """
 
     name: str
     shape: tuple[int, ...]
     places: NDArray[np.int64]
     reference: NDArray[np.float64]
     tolerance: NDArray[np.float64]
+    real: bool
 
     def errors(self, output: NDArray[Any]) -> NDArray[np.float32]:
         """The signed errors in tolerances; NaN for an output of another shape."""
@@ -75,12 +79,28 @@ class ErrorSample:
             worst = _worst_places(array, candidate[name], tolerance, half, block)
             places = np.unique(np.concatenate([worst, random.choice(array.size, half, False)]))
             ref = flat(array)[places].astype(np.float64)
-            self._chosen.append(_Chosen(name, array.shape, places, ref, tolerance(ref, places)))
+            allowed, real = tolerance(ref, places), array.dtype.kind == "f"
+            self._chosen.append(_Chosen(name, array.shape, places, ref, allowed, real))
 
     @property
     def size(self) -> int:
         """The number of elements of all outputs."""
         return sum(chosen.places.size for chosen in self._chosen)
+
+    def weights(self, factors: NDArray[np.float64]) -> dict[str, NDArray[np.float32]]:
+        """The weights of all output elements whose errors sum to those chosen times ``factors``.
+
+        ``factors`` has shape (size,). Outputs of integers and truth values have none.
+        """
+        found, start = {}, 0
+        for chosen in self._chosen:
+            end = start + chosen.places.size
+            weights = np.zeros(chosen.shape, np.float32)
+            flat(weights)[chosen.places] = factors[start:end] / chosen.tolerance
+            if chosen.real:
+                found[chosen.name] = weights
+            start = end
+        return found
 
     def errors(self, outputs: Arrays) -> NDArray[np.float32]:
         """The signed errors of ``outputs`` in tolerances, shape (size,)."""

@@ -23,6 +23,7 @@ from bisect_trt.runners.constants import ConstantStore, before_fitting
 from bisect_trt.runners.device import CPU, Device, load_cuda_libraries
 from bisect_trt.runners.node_by_node import LayerValues, NodeByNode
 from bisect_trt.runners.ort_session import failure_of_session, session_as_written
+from bisect_trt.runners.reverse_pass import FirstOrderEffects, first_order_effects
 from bisect_trt.runners.values import caller, owned, value_of, viewed
 
 _WHERE = "the emulated model"
@@ -175,6 +176,21 @@ class EmulatedRunner:
 
         outputs = side_by_side(alone, wanted, lambda _: session.at_once(sample))
         yield from zip(wanted, outputs, strict=True)
+
+    def first_order_effects(
+        self, sample: Sample, precision: Precision, weighings: Sequence[Arrays]
+    ) -> FirstOrderEffects:
+        """As :func:`first_order_effects`, of the layers of this runner's model."""
+        runner = self._runner_of(sample)
+        return first_order_effects(
+            runner.capable,
+            runner._node_by_node,
+            runner.constants,
+            sample,
+            precision,
+            weighings,
+            self._threads,
+        )
 
     def _runner_of(self, sample: Sample) -> EmulatedRunner:
         """This runner, or one of the model behind its lookups where ``sample`` replaces these."""

@@ -171,6 +171,23 @@ class NodeByNode:
             self._keep(step, Precision.FP32, results, execution)
             execution.free(step.frees)
 
+    def introduced(
+        self, sample: Sample, precision: Precision
+    ) -> Iterator[tuple[Step, list[Value], list[Value]]]:
+        """Yields each node with its exact results, and those of its layer reduced alone.
+
+        The two are the same list for a node that is no layer.
+        """
+        execution = self._start(sample)
+        for step in self._steps:
+            exact = self._execute(step, Precision.FP32, execution)
+            low = exact
+            if precision in step.reduced:
+                low = self._execute(step, precision, execution)
+            yield step, exact, low
+            self._keep(step, Precision.FP32, exact, execution)
+            execution.free(step.frees)
+
     def _traced(
         self, step: Step, plan: PrecisionPlan, exact: Execution, low: Execution
     ) -> Iterator[LayerValues]:

@@ -20,7 +20,12 @@ from bisect_trt.steps.search_set import (
     decided_by_pins,
     search_samples,
 )
-from bisect_trt.steps.sensitivity import Sensitivity, affordable, measure_sensitivity
+from bisect_trt.steps.sensitivity import (
+    Sensitivity,
+    affordable,
+    measure_sensitivity,
+    passes_affordable,
+)
 from bisect_trt.steps.validation import validate_next
 from bisect_trt.steps.validation_inputs import set_size, spared
 
@@ -135,7 +140,14 @@ def measure_each_alone(
         finite = emulated.layers["introduced_finite"].astype(bool)
         overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
         reduced = reduced.with_pins(overflowing.intersection(problem.names))
-    return measure_sensitivity(problem, context, suspicion, samples, reduced, count)
+    limits = problem.settings.limits
+    passes = passes_affordable(
+        len(samples),
+        context.pace.usual_seconds,
+        limits.ranking_time_s,
+        0.4 * context.time.left_s,
+    )
+    return measure_sensitivity(problem, context, suspicion, samples, reduced, count, passes)
 
 
 def _score(problem: Problem, context: Context, sample: Sample, unknown: float) -> float:

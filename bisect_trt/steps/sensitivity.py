@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.errors import MachineError, RunnerFailedError
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import PrecisionPlan
-from bisect_trt.base.sample import Sample
+from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.cache import Row
 from bisect_trt.metrics.error_sample import prediction_order
 from bisect_trt.steps.context import Context
@@ -21,6 +21,21 @@ from bisect_trt.steps.problem import Problem
 
 DISTURBED_ELEMENTS = 64
 """The output elements that a layer's strength is measured on."""
+
+WEIGHINGS = 16
+"""Random sums of these elements, from whose squares a layer's mean square is estimated."""
+
+MIN_WEIGHINGS = 8
+"""The fewest on one input, where several share them."""
+
+PASS_EVALUATIONS = 80
+"""What a reverse pass takes on one input, in evaluations."""
+
+CHECKED_LAYERS = 24
+"""Layers run alone to hold the estimates against, spread over the network."""
+
+MIN_CHECKED_LAYERS = 8
+"""The fewest layers that say whether estimates rank better than the layers' own errors."""
 
 SensitivityRow = tuple[float, NDArray[np.float32]]
 """A layer's score on one sample, and its signed errors."""
@@ -37,7 +52,8 @@ class Sensitivity:
     ``scores``: the worst score of each layer.
     ``base``: the signed errors with everything reduced.
     ``order``: the norm to rank predictions by.
-    ``strength``: the mean square of each layer's errors on the most disturbed elements.
+    ``strength``: the mean square of each layer's errors on the most disturbed elements, measured
+    or estimated.
     ``runs``: how many rows were computed rather than recalled.
     """
 
@@ -78,6 +94,19 @@ def affordable(layers: int, evaluation_seconds: float, budget_s: float) -> int:
     return min(layers, int(max(0.0, budget_s) / max(evaluation_seconds / 2.0, 1e-6)))
 
 
+def passes_affordable(
+    samples: int, evaluation_seconds: float, usual_s: float, budget_s: float
+) -> int:
+    """The number of samples for reverse passes, where an inference takes ``evaluation_seconds``.
+
+    As many as fit in ``usual_s``, or else one, but none beyond the budget.
+    """
+    pass_s = max(PASS_EVALUATIONS * evaluation_seconds, 1e-6)
+    if pass_s > budget_s or usual_s <= 0.0:
+        return 0
+    return min(samples, max(1, int(min(usual_s, budget_s) / pass_s)))
+
+
 def measure_sensitivity(
     problem: Problem,
     context: Context,
@@ -85,25 +114,161 @@ def measure_sensitivity(
     samples: Sequence[Sample],
     reduced: PrecisionPlan,
     count: int,
+    passes: int = 0,
 ) -> Sensitivity:
-    """The sensitivity of the ``count`` most suspicious layers on ``samples``."""
+    """The sensitivity of ``count`` layers on ``samples``, and an estimated strength of the others.
+
+    These are the most suspicious layers, or those that a reverse pass on ``passes`` of the samples
+    finds the strongest.
+    """
     # A set is predicted from the errors of everything reduced, less those of its layers.
     base = [_base(context, sample, reduced) for sample in samples]
     order = sorted(problem.names, key=lambda n: -suspicion.get(n, -math.inf))
+    estimates: Mapping[str, float] = {}
+    broken: frozenset[str] = frozenset()
+    if count < len(order) and passes:
+        count = max(count, min(MIN_CHECKED_LAYERS, len(order)))
+        estimates, broken = _estimated(problem, context, samples[:passes], base, reduced)
+    found: dict[str, list[SensitivityRow]] = {}
+    runs = 0
+
+    def measure(layers: Iterable[str]) -> None:
+        nonlocal runs
+        chosen = set(layers).difference(found)
+        names = [name for name in problem.names if name in chosen]
+        rows, computed = _rows(problem, context, samples, reduced, names)
+        found.update(rows)
+        runs += computed
+
+    check = None
+    if estimates:
+        # The other half is for the strongest.
+        several = min(CHECKED_LAYERS, max(MIN_CHECKED_LAYERS, count // 2))
+        measure(evenly([n for n in problem.names if n in estimates], several))
+        check = _Check.of(estimates, suspicion, _strength(found, base))
+        if check.helps:
+            # A layer without an estimate stands before an operator without a rule.
+            order.sort(key=lambda n: -estimates.get(n, math.inf))
+        else:
+            estimates = {}
+    if estimates:  # what overflows has no estimate: all of it is run
+        measure(broken)
+        uncovered = len(set(order).difference(estimates, found))
+        count = max(count, len(found) + min(count, uncovered))
+    unmeasured = [name for name in order if name not in found]
+    measure(unmeasured[: max(0, count - len(found))])
     if count < len(order):
-        context.note(_cut_short(count, len(order)))
-    chosen = set(order[:count])
-    names = [name for name in problem.names if name in chosen]
-    found, runs = _rows(problem, context, samples, reduced, names)
+        context.note(_cut_short(len(found), len(order), check))
+    rows = {name: found[name] for name in problem.names if name in found}
+    measured = _strength(rows, base)
+    factor = check.factor if check is not None else 1.0
     return Sensitivity(
-        {name: np.concatenate([row for _, row in rows]) for name, rows in found.items()},
-        _scores(problem, found),
+        {name: np.concatenate([row for _, row in of_layer]) for name, of_layer in rows.items()},
+        _scores(problem, rows),
         np.concatenate(base),
         prediction_order(problem.requirements),
-        _strength(found, base),
+        {name: factor * value for name, value in estimates.items()} | measured,
         runs,
         tuple(samples),
     )
+
+
+def _estimated(
+    problem: Problem,
+    context: Context,
+    samples: Sequence[Sample],
+    base: Sequence[NDArray[np.float32]],
+    reduced: PrecisionPlan,
+) -> tuple[dict[str, float], frozenset[str]]:
+    """The mean squares that reverse passes estimate, and the layers whose own error is infinite.
+
+    A layer that a pass does not cover has no estimate; where a pass cannot run, none has.
+    """
+    found: list[Mapping[str, float]] = []
+    broken: set[str] = set()
+    weighings = max(MIN_WEIGHINGS, WEIGHINGS // len(samples))
+    for number, (sample, errors) in enumerate(zip(samples, base, strict=False), 1):
+        key = context.evaluator.key("first order", reduced.digest, sample.digest, str(weighings))
+        cached = context.cache.recall(key)
+        if cached is None:
+            one = _pass(problem, context, sample, errors, reduced, weighings)
+            context.cache.record([Row(key, "first-order", one)])
+        else:
+            one = cached[0]
+        found.append(one[0])
+        broken.update(one[1])
+        context.observer.progress(number, len(samples), "reverse pass")
+    covered = [name for name in problem.names if all(name in of for of in found)]
+    estimates = {name: float(np.mean([of[name] for of in found])) for name in covered}
+    return estimates, frozenset(broken.intersection(problem.names))
+
+
+def _pass(
+    problem: Problem,
+    context: Context,
+    sample: Sample,
+    base: NDArray[np.float32],
+    reduced: PrecisionPlan,
+    count: int,
+) -> tuple[dict[str, float], list[str]]:
+    """The mean square of each layer that a reverse pass covers, and the layers that overflow."""
+    places, random = _most_disturbed(base), np.random.default_rng(0)
+    weighings, chosen = [], context.disturbed(sample, reduced)
+    for _ in range(count):
+        factors = np.zeros(base.size)
+        factors[places] = random.choice([-1.0, 1.0], places.size)
+        weighings.append(chosen.weights(factors))
+    if not weighings[0]:  # every output is of integers
+        return {}, []
+    try:
+        found = context.emulator.first_order_effects(sample, problem.settings.precision, weighings)
+    except (RunnerFailedError, MachineError):  # single-layer runs need less memory
+        return {}, []
+    # The squared sum of elements with random signs is in the mean the sum of their squares.
+    estimates = {
+        name: float(np.mean(np.square(effects, dtype=np.float64)) / places.size)
+        for name, effects in found.effects.items()
+        if name not in found.uncovered
+    }
+    return estimates, sorted(found.broken)
+
+
+@dataclass(frozen=True)
+class _Check:
+    """How estimates rank the layers that were run alone, and how the layers' own errors do.
+
+    ``factor``: the median of measured over estimated strength.
+    """
+
+    layers: int
+    by_estimate: float
+    by_own_error: float
+    factor: float
+
+    @classmethod
+    def of(
+        cls,
+        estimates: Mapping[str, float],
+        suspicion: Mapping[str, float],
+        measured: Mapping[str, float],
+    ) -> _Check:
+        """Compare the ranks of the ``measured`` layers."""
+        table = pd.DataFrame(
+            {
+                "measured": pd.Series(measured),
+                "estimate": pd.Series({name: estimates[name] for name in measured}),
+                "own error": pd.Series({name: suspicion.get(name, -1e9) for name in measured}),
+            }
+        )
+        ranks = table.rank().corr().fillna(0.0)["measured"]
+        shown = table[(table["measured"] > 0.0) & (table["estimate"] > 0.0)]
+        factor = float((shown["measured"] / shown["estimate"]).median()) if len(shown) else 1.0
+        return cls(len(table), float(ranks["estimate"]), float(ranks["own error"]), factor)
+
+    @property
+    def helps(self) -> bool:
+        """Whether the estimates rank better."""
+        return self.by_estimate > self.by_own_error
 
 
 def _rows(
@@ -161,10 +326,19 @@ def _scores(problem: Problem, rows: Rows) -> dict[str, float]:
     return {name: score for name, score in worst.items() if math.isinf(score)}
 
 
-def _cut_short(count: int, layers: int) -> Finding:
-    message = (
-        f"{count:,} of {layers:,} layers were measured alone, the most suspicious first: as many "
-        "as there is time for; the others are ranked behind them by the error that they introduce"
+def _cut_short(count: int, layers: int, check: _Check | None) -> Finding:
+    message = f"{count:,} of {layers:,} layers were measured alone"
+    if check is None:
+        message += (
+            ", the most suspicious first: as many as there is time for; the others are ranked "
+            "behind them by the error that they introduce"
+        )
+        return Finding("measured", "", message)
+    ranks = f"{check.by_estimate:.2f} with {check.layers} of them, {check.by_own_error:.2f} by"
+    used = "all are ranked" if check.helps else "the others are not ranked"
+    message += (
+        f", as many as there is time for; {used} by reverse passes (rank correlation {ranks} the "
+        "errors that the layers introduce)"
     )
     return Finding("measured", "", message)
 
@@ -180,11 +354,16 @@ def _strength(rows: Rows, base: Sequence[NDArray[np.float32]]) -> dict[str, floa
 
 def _mean_square(errors: NDArray[np.float32], base: NDArray[np.float32]) -> float:
     """The mean square of ``errors`` at the elements that everything reduced disturbs most."""
+    values = errors[_most_disturbed(base)].astype(np.float64)
+    return float(np.mean(values * values)) if np.isfinite(values).all() else math.inf
+
+
+def _most_disturbed(base: NDArray[np.float32]) -> NDArray[np.intp]:
+    """The elements that ``base`` disturbs most; all where it is not finite."""
     size = np.abs(base)
     if np.isfinite(size).all() and size.size > DISTURBED_ELEMENTS:
-        errors = errors[np.argpartition(-size, DISTURBED_ELEMENTS)[:DISTURBED_ELEMENTS]]
-    values = errors.astype(np.float64)
-    return float(np.mean(values * values)) if np.isfinite(values).all() else math.inf
+        return np.argpartition(-size, DISTURBED_ELEMENTS)[:DISTURBED_ELEMENTS]
+    return np.arange(size.size)
 
 
 def _base(context: Context, sample: Sample, reduced: PrecisionPlan) -> NDArray[np.float32]:
