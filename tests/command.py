@@ -31,5 +31,5 @@ def saved(fixture: Fixture, folder: Path) -> list[str]:
 def run_of(fixture: Fixture, out: Path, **options: Any) -> bisect_trt.Result:
     """An emulated run of ``fixture`` as it is, with its precision and requirement."""
     its = {"precision": fixture.precision, "require": fixture.require, "runner": "emulated"}
-    its["repair"] = "none"
+    its |= {"repair": "none", "weights": "nearest"}
     return bisect_trt.bisect(fixture.model, fixture.inputs, out=out, **{**its, **options})

@@ -139,7 +139,14 @@ def run_on(engine: Engine, fixture: Fixture, out: Path, **options: Any) -> Engin
             fixture.inputs,
             precision=fixture.precision,
             require=fixture.require,
-            **{"robust": 0, "repair": "none", "out": out, "limits": FEW, **options},
+            **{
+                "robust": 0,
+                "repair": "none",
+                "weights": "nearest",
+                "out": out,
+                "limits": FEW,
+                **options,
+            },
         ), engine
 
 

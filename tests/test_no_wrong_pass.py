@@ -34,7 +34,7 @@ F = TensorProto.FLOAT
 
 
 def run(model: onnx.ModelProto, inputs: object, out: Path, **options: object) -> bisect_trt.Result:
-    chosen = {"runner": "emulated", "robust": 0, **options}
+    chosen = {"runner": "emulated", "robust": 0, "weights": "nearest", **options}
     return bisect_trt.bisect(model, inputs, out=out, **chosen)
 
 

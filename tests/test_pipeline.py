@@ -149,7 +149,8 @@ def test_another_requirement_is_another_question(finished: Finished, tmp_path: P
 
 def command_of(fixture: Fixture, require: str, folder: Path) -> list[str]:
     """A verbose run of ``fixture`` in a process of its own, into ``run``."""
-    asked = ("--requirement", require, "--robust", "0", "--out", str(folder / "run"), "-v")
+    asked = ("--requirement", require, "--robust", "0", "--weights", "nearest", "-v")
+    asked += ("--out", str(folder / "run"))
     return [sys.executable, "-m", "bisect_trt", "run", *saved(fixture, folder), *asked]
 
 
@@ -320,6 +321,6 @@ def test_a_plan_that_cannot_run_is_a_verdict(tmp_path: Path) -> None:
     table = np.arange(4096, dtype=np.float32) / 4096
     model = parsed(body, "float[2] x", "float[2] y", one=np.float32(1), table=table)
     x = np.float32([4095.0, 7.0])
-    result = bisect_trt.bisect(model, {"x": x}, out=tmp_path / "run", robust=0)
+    result = bisect_trt.bisect(model, {"x": x}, out=tmp_path / "run", robust=0, repair="none")
     assert "crashed" in set(result.search["outcome"])
     assert result.passed and result.pinned == ["mul"]

@@ -73,7 +73,6 @@ def measure_tradeoff(
         if source == "answer" and context.evaluator.knows(answer):
             judged[InputKind.GIVEN] = problem.samples
         row = _row(problem, context, plan, source, judged)
-        row["saving_kept"] = context.costs.saving_kept(plan)
         if source == "answer" and validation is not None:
             row |= _validated(validation)
         rows.append(row)
@@ -196,7 +195,8 @@ def _row(
     scores.sort()
     for name, share in (("p50_score", 0.5), ("p95_score", 0.95), ("worst_score", 1.0)):
         row[name] = scores[max(0, math.ceil(share * len(scores)) - 1)] if scores else np.nan
-    return {**row, "latency_ms": _latency(problem, context, plan), **missed}
+    times = {"saving_kept": context.costs.saving_kept(plan)}
+    return {**row, **times, "latency_ms": _latency(problem, context, plan), **missed}
 
 
 def _validated(validation: Validation) -> dict[str, object]:

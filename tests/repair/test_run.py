@@ -92,7 +92,8 @@ def test_none_leaves_the_graph_alone(tmp_path: Path) -> None:
     model, feed = folded()
     found = answered(model, feed, tmp_path, repair="none", weights="nearest")
     assert len(found.pinned) >= 1 and found.repair.rows == ()
-    assert [choice.name for choice in found.choices] == ["as it is", "BF16", "FP32"]
+    names = [choice.name for choice in found.choices]
+    assert set(names) - {"knee", "plan"} == {"as it is", "BF16", "FP32"}
     assert not (tmp_path / "model.repaired.onnx").exists()
 
 

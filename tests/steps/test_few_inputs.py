@@ -44,7 +44,8 @@ def messages(result: bisect_trt.Result) -> str:
 
 
 def run(out: Path, shares: Any, step: int = 0, **options: Any) -> bisect_trt.Result:
-    chosen = {"require": FIXTURE.require, "runner": "emulated", "out": out, **options}
+    its = {"require": FIXTURE.require, "runner": "emulated", "weights": "nearest", "out": out}
+    chosen = {**its, **options}
     return bisect_trt.bisect(FIXTURE.model, inputs_of(shares, step), **chosen)
 
 
