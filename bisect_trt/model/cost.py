@@ -149,14 +149,12 @@ class CostTable:
     """What the blocks of a network cost, in ``unit``: "relative" (all reduced takes 1) or "ms".
 
     ``blocks`` holds the work of each block's layers in the file's order, ``costs`` a row for each
-    block. ``reduced`` is the time with everything reduced, ``reduced_s`` its estimate in seconds,
-    by which other graphs of the same model are compared.
+    block. ``reduced`` is the time with everything reduced.
     """
 
     blocks: tuple[tuple[LayerWork, ...], ...]
     costs: tuple[BlockCost, ...]
     reduced: float
-    reduced_s: float
     unit: str = "relative"
 
     def predicted(self, plan: PrecisionPlan) -> float:
@@ -274,7 +272,7 @@ def estimated_table(
     blocks = tuple(works[begin:end] for begin, end in pairwise((*starts, len(works))))
     reduced = sum(work.seconds_at(precision) for work in works) or 1.0
     costs = tuple(_estimated(block, precision, kept, reduced) for block in blocks)
-    return CostTable(blocks, costs, 1.0, reduced)
+    return CostTable(blocks, costs, 1.0)
 
 
 def _estimated(

@@ -84,8 +84,16 @@ def _within_cost(problem: Problem, context: Context, triage: Triage, percent: fl
 
 
 def ranked_by_worth(costs: CostTable, triage: Triage) -> list[str]:
-    """The layers of ``triage``'s ranking by what their cost buys, those that break first."""
-    alone = {name: costs.predicted(triage.base.with_pins([name])) for name in triage.ranking}
+    """The layers of ``triage``'s ranking by what their cost buys, those that break first.
+
+    Layers that multiply no matrices count as free: builders put them into their neighbours'
+    kernels, and what the estimate says of single ones is small and unsure.
+    """
+    matrices = {work.name for block in costs.blocks for work in block if work.is_matrix}
+    alone = {
+        name: costs.predicted(triage.base.with_pins([name])) if name in matrices else 0.0
+        for name in triage.ranking
+    }
     return by_worth(triage.ranking, triage.sensitivity.strength, alone, triage.broken)
 
 

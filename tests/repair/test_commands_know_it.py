@@ -496,7 +496,8 @@ def test_an_engine_on_a_cluster_is_opened_once(
     else:
         assert len(opened) == 1 and told == [pipeline.NOT_ON_RAY]
         assert result.passed and not result.is_repaired
-        assert [choice.name for choice in result.choices] == ["as it is", "plan", "FP32"]
+        names = {choice.name for choice in result.choices}
+        assert names - {"knee"} == {"as it is", "plan", "FP32"}
 
 
 # What a repaired model must keep

@@ -22,10 +22,7 @@ from bisect_trt.report.summarise import Result
 from bisect_trt.runners.device import Device
 from bisect_trt.settings import Settings
 from bisect_trt.steps import context as context_module
-from bisect_trt.steps.baselines import measure_baselines
 from bisect_trt.steps.context import Context, open_beside, open_context
-from bisect_trt.steps.diagnosis import Triage, find_cause
-from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.fit_weights import (
     FittedWeights,
     fitted_problem,
@@ -34,7 +31,6 @@ from bisect_trt.steps.fit_weights import (
 )
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
-from bisect_trt.steps.select_robust import validated_set
 from fixtures.build import GraphBuilder
 from tests.command import call
 from tests.copies import EIGHT
@@ -86,25 +82,6 @@ def test_what_takes_too_long_leaves_time_for_the_search(
     assert found.plan.pinned and len(found.pinned) < found.layer_count
     told = "not-repaired" if part == "find_repair" else "not-fitted"
     assert sum(f.kind == told and "too little time" in f.message for f in found.findings) == 1
-
-
-def test_a_set_tried_before_the_search_is_not_called_ranked(tmp_path: Path) -> None:
-    settings = Settings(
-        model=blocks(1),
-        inputs=(FEED,),
-        require=("rel_range<=1e-4",),
-        runner="emulated",
-        out=tmp_path,
-        limits=EIGHT,
-    )
-    problem = load(settings, Observer())
-    with open_context(problem, Observer()) as context:
-        baselines = measure_baselines(problem, context)
-        unseen = look_beyond(problem, context, baselines)
-        triage = find_cause(problem, context, baselines, None, unseen)
-        assert isinstance(triage, Triage)
-        found = validated_set(problem, context, triage, frozenset(problem.names))
-    assert found is not None and not found.ranked and not found.complete
 
 
 def test_weights_of_another_precision_are_left_alone(tmp_path: Path) -> None:

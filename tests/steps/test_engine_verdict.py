@@ -262,7 +262,7 @@ def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
         sensitivity=SimpleNamespace(strength={}),
     )
     context: Any = SimpleNamespace(evaluator=SimpleNamespace(judge=judge))
-    monkeypatch.setattr(confirm, "bisect", lambda *_: "searched")
+    monkeypatch.setattr(confirm, "bisect", lambda *_, **__: "searched")
     emulators = confirm._Emulators(problem, context, None, triage, None)  # type: ignore[arg-type]
     emulators.hear_refused(frozenset(names[:4]), Refusal("augmented", (None, None), 9, 1.1))  # type: ignore[arg-type]
     assert (emulators.search(0.5) is None) is in_vain

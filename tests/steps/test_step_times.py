@@ -171,6 +171,7 @@ def test_a_search_and_what_follows_tell_how_much_is_left(tmp_path: Path, robust:
     asked = {
         "require": [fixture.require],
         "robust": robust,
+        "weights": "nearest",  # another graph's steps count anew
         "out": tmp_path / "run",
         "limits": EIGHT,
     }
