@@ -9,7 +9,9 @@ import pytest
 
 import bisect_trt
 from bisect_trt.report.choices import recommended
-from fixtures import cases, models
+from fixtures import models
+from fixtures.cases.nafnet import nafnet
+from fixtures.cases.rtdetr import rtdetr
 from fixtures.fixture import Fixture
 from fixtures.reports import REPORTS
 from fixtures.reports.network import Report
@@ -17,7 +19,7 @@ from tests.copies import EIGHT
 
 Case = Callable[[], Fixture | Report]
 
-CASES: list[Case] = [*models.ALL, cases.nafnet, cases.rtdetr, *REPORTS]
+CASES: list[Case] = [*models.ALL, nafnet, rtdetr, *REPORTS]
 """Models of one requirement each; for the reports it is a relative one."""
 
 TOGETHER = {"rope_bf16_short", "simcc_argmax"}
