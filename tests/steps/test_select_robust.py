@@ -43,6 +43,9 @@ class Costs:
 
     def __init__(self, of: dict[str, float]) -> None:
         self._of, self.extra = of, sum(of.values())
+        self.blocks = [
+            [SimpleNamespace(name=name, is_matrix=name.startswith("matrix")) for name in of]
+        ]
 
     def predicted(self, plan: PrecisionPlan) -> float:
         return sum(self._of.get(name, 0.0) for name in plan.pinned)
