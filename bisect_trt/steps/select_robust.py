@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -90,8 +91,10 @@ def ranked_by_worth(costs: CostTable, triage: Triage) -> list[str]:
     kernels, and what the estimate says of single ones is small and unsure.
     """
     matrices = {work.name for block in costs.blocks for work in block if work.is_matrix}
+    # Every set has the held layers: what they cost tells no layers apart.
+    held = costs.predicted(triage.base)
     alone = {
-        name: costs.predicted(triage.base.with_pins([name])) if name in matrices else 0.0
+        name: costs.predicted(triage.base.with_pins([name])) - held if name in matrices else 0.0
         for name in triage.ranking
     }
     return by_worth(triage.ranking, triage.sensitivity.strength, alone, triage.broken)
@@ -255,10 +258,8 @@ class RobustSearch:
         """
         cost = self.cost(self._ranking[:length])
         within = 0.9 * cost if cost > MIN_SAVING * self._context.costs.extra else math.inf
-        shorter = int(0.9 * length)
-        while shorter and self.cost(self._ranking[:shorter]) > within:
-            shorter -= 1
-        return shorter
+        lengths = range(1, int(0.9 * length) + 1)
+        return bisect_left(lengths, True, key=lambda n: self.cost(self._ranking[:n]) > within)
 
     def _passes(self, length: int) -> bool:
         """Whether both emulators pass a prefix on the search set."""

@@ -51,6 +51,16 @@ class Costs:
         return sum(self._of.get(name, 0.0) for name in plan.pinned)
 
 
+class Counted(Costs):
+    """Counts the plans whose cost was asked for."""
+
+    asked = 0
+
+    def predicted(self, plan: PrecisionPlan) -> float:
+        self.asked += 1
+        return super().predicted(plan)
+
+
 def search_of(
     names: list[str], strength: dict[str, float], search_set: Any, costs: Costs
 ) -> RobustSearch:
@@ -307,6 +317,28 @@ def test_a_set_that_costs_nothing_is_not_looked_for_twice() -> None:
         broken=frozenset(),
     )
     assert select_robust.cheaper_search(search, free, triage) is search  # type: ignore[arg-type]
+
+
+def test_what_held_layers_cost_does_not_rank_the_others() -> None:
+    squares = {"matrix0": 4.0, "matrix1": 3.0}
+    costs = Costs({"matrix0": 10.0, "matrix1": 1.0, "held": 1000.0})
+    triage: Any = SimpleNamespace(
+        base=PrecisionPlan("fp16", held=frozenset(["held"])),
+        ranking=list(squares),
+        sensitivity=SimpleNamespace(strength=squares),
+        broken=frozenset(),
+    )
+    ranked = select_robust.ranked_by_worth(costs, triage)  # type: ignore[arg-type]
+    assert ranked == ["matrix1", "matrix0"]
+
+
+def test_a_tenth_less_of_many_layers_asks_for_few_costs() -> None:
+    """The dear layers come first, so that the next shorter prefix is much shorter."""
+    names = [f"layer{k}" for k in range(20_000)]
+    costs = Counted(dict.fromkeys(names[:2000], 1.0))
+    search_set: Any = SimpleNamespace(base=PrecisionPlan("fp16"))
+    assert search_of(names, {}, search_set, costs)._tenth_less(18_000) == 1800
+    assert costs.asked < 20
 
 
 def test_what_a_refusal_has_overshot_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
