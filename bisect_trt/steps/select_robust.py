@@ -55,12 +55,13 @@ def bisect(
 ) -> Bisection | None:
     """A set that both emulators pass; None where even all pins miss ``limit``.
 
-    Where ``ranking`` is given, the set is a prefix of it with ``fewest`` layers at least.
+    With ``--max-cost`` it is the set that costs as much, whether it passes or not. Where
+    ``ranking`` is given, the set is a prefix of it with ``fewest`` layers at least.
     """
-    if not triage.pinned.under(limit).verdict.passed:
-        return None
     if triage.unseen is not None and problem.settings.max_cost is not None:
         return _within_cost(problem, context, triage, problem.settings.max_cost)
+    if not triage.pinned.under(limit).verdict.passed:
+        return None
     if triage.unseen is not None:
         return _robust_set(problem, context, triage, triage.unseen, limit, fewest, ranking)
     sensitivity = triage.sensitivity.under(limit)
