@@ -9,8 +9,8 @@ import pytest
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.cost import BlockCost, CostTable, LayerWork
-from bisect_trt.report import rows
 from bisect_trt.report.choices import AS_IS, FP32, KNEE, PLAN, REPAIRED, Choice, Passes
+from bisect_trt.report.rows import timed, with_knee
 
 FP16 = PrecisionPlan(Precision.FP16)
 
@@ -32,8 +32,14 @@ def test_a_repaired_graph_whose_plan_is_fp32_saves_nothing() -> None:
     fp32 = PrecisionPlan(Precision.FP32)
     everything = row(FP32, PrecisionPlan(Precision.FP32, frozenset("ab")))
     given = [row(AS_IS, FP16), row(REPAIRED, fp32, repaired=True), everything]
-    timed = rows._with_times(given, table_of("a", "b"), {REPAIRED: table_of("a", "c")}, {})
-    assert [one.saving_kept for one in timed] == [1.0, 0.0, 0.0]
+    own, its = (SimpleNamespace(costs=table_of(*names)) for names in ("ab", "ac"))
+    answered = SimpleNamespace(run_statistics=its, state=None)
+    state: Any = SimpleNamespace(
+        engine=None, judgement=None, bf16=None, repaired=answered, fitted=None
+    )
+    others: Any = {REPAIRED: None}
+    found = timed(given, state, own, others)  # type: ignore[arg-type]
+    assert [one.saving_kept for one in found] == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("repaired", [False, True])
@@ -49,5 +55,5 @@ def test_the_knee_of_another_graph_is_a_row_though_its_layers_are_a_row_of_the_f
     statistics: Any = SimpleNamespace(worst_of=lambda *_: found, emulators=())
     of = row(REPAIRED, FP16, repaired=True) if repaired else None
     given = [row(AS_IS, FP16), row(PLAN, knee)]
-    names = [one.name for one in rows.with_knee(given, state, statistics, of)]
+    names = [one.name for one in with_knee(given, state, statistics, of)]
     assert (KNEE in names) == repaired

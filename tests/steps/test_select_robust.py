@@ -332,15 +332,6 @@ def test_what_held_layers_cost_does_not_rank_the_others() -> None:
     assert ranked == ["matrix1", "matrix0"]
 
 
-def test_a_tenth_less_of_many_layers_asks_for_few_costs() -> None:
-    """The dear layers come first, so that the next shorter prefix is much shorter."""
-    names = [f"layer{k}" for k in range(20_000)]
-    costs = Counted(dict.fromkeys(names[:2000], 1.0))
-    search_set: Any = SimpleNamespace(base=PrecisionPlan("fp16"))
-    assert search_of(names, {}, search_set, costs)._tenth_less(18_000) == 1800
-    assert costs.asked < 20
-
-
 def test_what_a_refusal_has_overshot_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """New inputs pass from 30 layers on; after the refusal of 20 the next set has 90."""
     squares = dict.fromkeys((f"layer{k}" for k in range(100)), 0.5)
@@ -360,6 +351,26 @@ def test_what_a_refusal_has_overshot_is_taken_back(monkeypatch: pytest.MonkeyPat
     assert len(found.pinned) in tried and 30 <= len(found.pinned) < 90
     left = search_set.score(found.pinned)
     assert left > select_robust.OVERSHOT or 0.9 * len(found.pinned) <= tried[0]
+
+
+def test_a_shorter_prefix_of_many_layers_asks_for_few_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The dear layers come first, so that a prefix that costs a tenth less is much shorter."""
+    names = [f"layer{k}" for k in range(20_000)]
+    costs = Counted(dict.fromkeys(names[:2500], 1.0))
+    tried = []
+
+    def final_validation(_: Any, __: Any, plan: PrecisionPlan, *___: Any) -> tuple[Any, Any]:
+        tried.append(len(plan.pinned))
+        return (Refusal("augmented", (), 9, 1.1), None) if tried[-1] < 3000 else (None, "passed")
+
+    monkeypatch.setattr(select_robust, "final_validation", final_validation)
+    monkeypatch.setattr(select_robust, "longer", lambda *_: 18_000)
+    search_set: Any = Errors(dict.fromkeys(names, 0.002))
+    found = search_of(names, {}, search_set, costs).run()
+    assert found is not None and len(found.pinned) == 18_000 and tried[1:] == [18_000, 2250]
+    assert costs.asked < 40
 
 
 def cut_short(
