@@ -146,7 +146,10 @@ def cheaper_search(search: RobustSearch, costs: CostTable, triage: Triage) -> Ro
     if few is None or search.cost(few) <= worthwhile:
         return search
     other = search.on(ranked_by_worth(costs, triage))
-    many = other.shortest()
+    try:
+        many = other.shortest()
+    finally:
+        search.keep(few)  # refusals along the other ranking drop all smaller sets
     dearer = many is None or search.cost(many) > search.cost(few) - worthwhile
     return search if dearer else other
 
@@ -187,6 +190,10 @@ class RobustSearch:
         """The shortest prefix that passes the search set; None where even all pins miss."""
         length = self._passing(0, len(self._problem.begin))
         return None if length is None else frozenset(self._ranking[:length])
+
+    def keep(self, pins: frozenset[str]) -> None:
+        """Let ``pins``, which both emulators passed, be the answer if the time ends."""
+        self._search_set.keep(pins)
 
     def _passing(self, shortest: int, guess: int) -> int | None:
         ranking, strength = self._ranking, self._strength

@@ -319,6 +319,38 @@ def test_a_set_that_costs_nothing_is_not_looked_for_twice() -> None:
     assert select_robust.cheaper_search(search, free, triage) is search  # type: ignore[arg-type]
 
 
+class EndsWithRefusal(Errors):
+    """The second emulator asks for one matrix layer; the time ends where it has refused a set."""
+
+    ended = False
+
+    def ask(self, pins: frozenset[str], limit: float, few: int | None = None) -> Any:
+        if self.ended:
+            raise BudgetSpentError
+        return super().ask(pins, limit, few)
+
+    def ask_second(self, pins: frozenset[str], limit: float) -> Any:
+        self.ended = "matrix0" not in pins
+        return SimpleNamespace(verdict=Verdict.FAIL if self.ended else Verdict.PASS, score=1.1)
+
+
+def test_a_set_that_passed_is_not_lost_while_a_cheaper_one_is_looked_for() -> None:
+    squares, costs = network()
+    harm = sorted(squares, key=lambda name: -squares[name])
+    search_set: Any = EndsWithRefusal(squares)
+    search = search_of(harm, squares, search_set, costs)
+    few = search.shortest()
+    triage: Any = SimpleNamespace(
+        base=PrecisionPlan("fp16"),
+        ranking=harm,
+        sensitivity=SimpleNamespace(strength=squares),
+        broken=frozenset(),
+    )
+    with pytest.raises(BudgetSpentError):
+        select_robust.cheaper_search(search, costs, triage)  # type: ignore[arg-type]
+    assert few is not None and search_set.smallest == few
+
+
 def test_what_held_layers_cost_does_not_rank_the_others() -> None:
     squares = {"matrix0": 4.0, "matrix1": 3.0}
     costs = Costs({"matrix0": 10.0, "matrix1": 1.0, "held": 1000.0})
