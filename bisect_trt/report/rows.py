@@ -94,15 +94,23 @@ def with_knee(
     """``rows`` with the knee of the recommended graph, whose row is ``of``, before the plan."""
     knee = state.tradeoff.knee if state.tradeoff is not None else None
     found = run_statistics.worst_of(knee, run_statistics.emulators) if knee is not None else None
-    same = [row for row in rows if knee is not None and row.plan.pinned == knee.pinned]
-    if knee is None or found is None or any(row.plan.base is knee.base for row in same):
+    if knee is None or found is None:
         return list(rows)
     passes = Passes.GIVEN if found.verdict.passed else Passes.NO
     row = _choice(KNEE, knee, [layer.name for layer in state.problem.layers], found.score, passes)
     if of is not None:
         row = replace(row, repaired=of.repaired, fitted=of.fitted)
+    if any(_is_same(row, other) for other in rows):
+        return list(rows)
     place = next((k for k, other in enumerate(rows) if other.name in (PLAN, BF16, FP32)), len(rows))
     return [*rows[:place], row, *rows[place:]]
+
+
+def _is_same(row: Choice, other: Choice) -> bool:
+    """Whether two rows are of one plan on one graph."""
+    # What pins are emulated in may differ.
+    one, two = ((r.repaired, r.fitted, r.plan.base, r.plan.pinned) for r in (row, other))
+    return one == two
 
 
 def _with_times(
@@ -138,7 +146,7 @@ def _relative(row: Choice, own: CostTable, table: CostTable) -> float:
     if row.name == BF16:  # the same bytes, and tensor cores of the same rate
         return own.time(row.plan)
     if row.plan.base is Precision.FP32:
-        return own.time(replace(row.plan, pinned=frozenset(row.pinned)))
+        return own.reduced + own.extra
     # Edits are such that everything reduced takes the same time in both graphs.
     return table.time(row.plan)
 

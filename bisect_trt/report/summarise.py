@@ -50,7 +50,7 @@ from bisect_trt.report.text import judged_by
 from bisect_trt.report.weights import weights_of
 from bisect_trt.search.find import count_violations, information_bound, ranking_auc, regime_of
 from bisect_trt.settings import as_command, as_word
-from bisect_trt.steps.answer import RunState, best_so_far
+from bisect_trt.steps.answer import Answered, RunState, best_so_far
 from bisect_trt.steps.context import RunStatistics
 from bisect_trt.steps.select_fitted import Bisection
 from bisect_trt.steps.sensitivity import suspicion_of
@@ -294,6 +294,7 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
     facts = RepairFacts() if state.repair is None else facts_of(state.repair, state.problem)
     own = replace(own, repair=facts, weights=weights_of(state.weights))
     others = {}
+    answers: dict[str, Answered] = {}
     for name, answered in ((REPAIRED, state.repaired), (FITTED, state.fitted)):
         # Without baselines the budget has left nothing to say of it.
         if answered is None or answered.state.baselines is None:
@@ -301,15 +302,15 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
         found = _of_graph(answered.state, answered.run_statistics, own.seconds)
         # Fitted weights that no layer uses are no choice.
         if name != FITTED or _is_of_use(found):
-            others[name] = found
+            others[name], answers[name] = found, answered
     rows = choices_of(state, own, others)
     rows = timed(rows, state, run_statistics, others)
     # Of equal answers the one that changes less: the original, then the repaired graph.
     best, name = own, ""
-    for other in (name for name in others if _is_of_use(others[name])):
+    for other in (n for n in others if _is_of_use(others[n]) and _is_within(answers[n], others[n])):
         if _is_better(others[other], best, _row(rows, other), _row(rows, name or _name_of(own))):
             best, name = others[other], other
-    answered = {REPAIRED: state.repaired, FITTED: state.fitted}.get(name)
+    answered = answers.get(name)
     its, its_runs = (
         (answered.state, answered.run_statistics) if answered else (state, run_statistics)
     )
@@ -325,6 +326,15 @@ def _is_of_use(result: Result) -> bool:
     all_fp32 = len(result.pinned) == result.layer_count
     met = result.exit_code == EXIT_OK
     return met and result.plan.base is not Precision.FP32 and not all_fp32
+
+
+def _is_within(answered: Answered, result: Result) -> bool:
+    """Whether an answer on another graph takes no more time than ``--max-cost`` allows."""
+    percent, costs = answered.state.problem.settings.max_cost, answered.run_statistics.costs
+    if percent is None or costs is None:
+        return True
+    # What a repair keeps in FP32 is in no set that the search has chosen. Sums differ by rounding.
+    return costs.predicted(result.plan) <= (percent / 100.0 + 1e-9) * costs.reduced
 
 
 def _is_better(new: Result, old: Result, new_row: Choice | None, old_row: Choice | None) -> bool:

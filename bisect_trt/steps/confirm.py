@@ -81,7 +81,8 @@ class EngineJudge:
     fail. ``score`` is a set's emulated score, and ``score_on_perturbed`` the largest over the
     search's copies. ``floors`` are the scores of all pins, emulated and on the engine. ``tested``
     validates a set on the engine, and returns None where new inputs refuse it. ``cost`` is what a
-    set costs in time: the cheaper of two is the answer, of equal ones that of fewer layers.
+    set costs in time: the cheaper of two is the answer, of equal ones that of fewer layers. Where
+    ``grows`` is False, what the search finds is the answer, though the engine fails it.
     """
 
     engine: Evaluator
@@ -95,6 +96,7 @@ class EngineJudge:
     certify: bool = False
     tested: Callable[[frozenset[str]], Validation | None] | None = None
     cost: Callable[[frozenset[str]], float] = len
+    grows: bool = True
     _tried: dict[frozenset[str], Evaluation] = field(default_factory=dict, init=False)
     _validation: dict[frozenset[str], Validation | None] = field(default_factory=dict, init=False)
     _bisection: Bisection | None = field(default=None, init=False)
@@ -123,7 +125,8 @@ class EngineJudge:
                     pins = self._shrunk(pins, limit)
                     break
                 limit = self._next_limit(limit, pins, result)
-            if pins not in self._tried or not self._tried[pins].verdict.passed:
+            missed = pins not in self._tried or not self._tried[pins].verdict.passed
+            if missed and self.grows:
                 pins = self._repaired(pins)
                 if self._tried[pins].verdict.passed:
                     self._passes_new_inputs(pins)
@@ -136,9 +139,10 @@ class EngineJudge:
 
     def _so_far(self, out_of_budget: bool) -> Judgement:
         """The best plan so far: validated, else passed and untested, else with the least score."""
+        found = self._bisection
         if not self._tried:
-            everything = frozenset(self.ranked)
-            self._tried[everything] = self.engine.evaluate(self.base.with_pins(everything))
+            only = frozenset(self.ranked) if self.grows or found is None else found.pinned
+            self._tried[only] = self.engine.evaluate(self.base.with_pins(only))
         passed = [pins for pins, result in self._tried.items() if result.verdict.passed]
         validated = [pins for pins in passed if self._validation.get(pins) is not None]
         untested = [pins for pins in passed if pins not in self._validation]
@@ -148,7 +152,6 @@ class EngineJudge:
             answer = max(passed, key=len)
         else:
             answer = min(self._tried, key=lambda pins: self._tried[pins].score)
-        found = self._bisection
         return Judgement(
             plan=self.base.with_pins(answer),
             result=self._tried[answer],
@@ -289,6 +292,7 @@ def decide_on_engine(
         certify=problem.settings.certify == "engine",
         tested=tested if robust else None,
         cost=lambda pins: context.costs.predicted(triage.base.with_pins(pins)),
+        grows=problem.settings.max_cost is None,
     )
     judgement = judge.decide(triage.limit)
     emulators.score(judgement.plan.pinned)
@@ -328,6 +332,8 @@ class _Emulators:
 
     def search(self, limit: float) -> Bisection | None:
         """The search's answer within ``limit``; None where not even all pins would help."""
+        if self._problem.settings.max_cost is not None:  # one set costs that much at any limit
+            return self._found[self._triage.limit, 0]
         if self._in_vain:
             return None
         bounds = (limit, self._fewest)

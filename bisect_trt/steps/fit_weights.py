@@ -164,7 +164,9 @@ def fitted_weights(problem: Problem, context: Context) -> FittedWeights:
         constants = {name: _packed(values) for name, values in found.constants.items()}
         return [constants, [astuple(row) for row in found.layers], list(found.samples)]
 
-    key = [problem.model.digest, precision.value, *(s.digest for s in (*samples, *apart))]
+    # Held layers decide whether the network errs less.
+    parts = [problem.model.digest, problem.base.digest]
+    key = [*parts, *(s.digest for s in (*samples, *apart))]
     packed, rows, digests = context.recalled("weights", key, chosen)
     constants = {name: _unpacked(text, graph.constants[name]) for name, text in packed.items()}
     layers = tuple(FittedLayer(*row) for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -54,12 +55,13 @@ def bisect(
 ) -> Bisection | None:
     """A set that both emulators pass; None where even all pins miss ``limit``.
 
-    Where ``ranking`` is given, the set is a prefix of it with ``fewest`` layers at least.
+    With ``--max-cost`` it is the set that costs as much, whether it passes or not. Where
+    ``ranking`` is given, the set is a prefix of it with ``fewest`` layers at least.
     """
-    if not triage.pinned.under(limit).verdict.passed:
-        return None
     if triage.unseen is not None and problem.settings.max_cost is not None:
         return _within_cost(problem, context, triage, problem.settings.max_cost)
+    if not triage.pinned.under(limit).verdict.passed:
+        return None
     if triage.unseen is not None:
         return _robust_set(problem, context, triage, triage.unseen, limit, fewest, ranking)
     sensitivity = triage.sensitivity.under(limit)
@@ -90,8 +92,10 @@ def ranked_by_worth(costs: CostTable, triage: Triage) -> list[str]:
     kernels, and what the estimate says of single ones is small and unsure.
     """
     matrices = {work.name for block in costs.blocks for work in block if work.is_matrix}
+    # Every set has the held layers: what they cost tells no layers apart.
+    held = costs.predicted(triage.base)
     alone = {
-        name: costs.predicted(triage.base.with_pins([name])) if name in matrices else 0.0
+        name: costs.predicted(triage.base.with_pins([name])) - held if name in matrices else 0.0
         for name in triage.ranking
     }
     return by_worth(triage.ranking, triage.sensitivity.strength, alone, triage.broken)
@@ -142,7 +146,10 @@ def cheaper_search(search: RobustSearch, costs: CostTable, triage: Triage) -> Ro
     if few is None or search.cost(few) <= worthwhile:
         return search
     other = search.on(ranked_by_worth(costs, triage))
-    many = other.shortest()
+    try:
+        many = other.shortest()
+    finally:
+        search.keep(few)  # refusals along the other ranking drop all smaller sets
     dearer = many is None or search.cost(many) > search.cost(few) - worthwhile
     return search if dearer else other
 
@@ -183,6 +190,10 @@ class RobustSearch:
         """The shortest prefix that passes the search set; None where even all pins miss."""
         length = self._passing(0, len(self._problem.begin))
         return None if length is None else frozenset(self._ranking[:length])
+
+    def keep(self, pins: frozenset[str]) -> None:
+        """Let ``pins``, which both emulators passed, be the answer if the time ends."""
+        self._search_set.keep(pins)
 
     def _passing(self, shortest: int, guess: int) -> int | None:
         ranking, strength = self._ranking, self._strength
@@ -255,10 +266,8 @@ class RobustSearch:
         """
         cost = self.cost(self._ranking[:length])
         within = 0.9 * cost if cost > MIN_SAVING * self._context.costs.extra else math.inf
-        shorter = int(0.9 * length)
-        while shorter and self.cost(self._ranking[:shorter]) > within:
-            shorter -= 1
-        return shorter
+        lengths = range(1, int(0.9 * length) + 1)
+        return bisect_left(lengths, True, key=lambda n: self.cost(self._ranking[:n]) > within)
 
     def _passes(self, length: int) -> bool:
         """Whether both emulators pass a prefix on the search set."""

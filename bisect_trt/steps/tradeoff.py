@@ -107,7 +107,7 @@ def knee_of(
         rest = points[place + 1 :]
         near = [s for c, s, _ in rest if c <= cost + KNEE_COST]
         # Where no plan costs so little more, the next one says what more time buys.
-        if min(near or [s for _, s, _ in rest[:1]], default=math.inf) > (1 - KNEE_GAIN) * score:
+        if min(near or [s for _, s, _ in rest[:1]], default=math.inf) >= (1 - KNEE_GAIN) * score:
             return plan
     return None
 

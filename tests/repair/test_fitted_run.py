@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +81,17 @@ def test_the_same_command_gives_the_same_bits_without_an_inference(
     elsewhere = answered(tmp_path / "run")
     assert (tmp_path / "run" / "model.fitted.onnx").read_bytes() == files["model.fitted.onnx"]
     assert [c.as_json() for c in elsewhere.choices] == [c.as_json() for c in fitted.choices]
+
+
+def test_weights_of_other_held_layers_are_judged_anew(tmp_path: Path) -> None:
+    """Whether chosen weights are better depends on what is in FP32 beside them."""
+    kinds = "SELECT count(*) FROM answers WHERE kind = 'weights'"
+    known = []
+    for kept in ((), "^/blocks.0/MatMul$"):
+        answered(tmp_path, keep_fp32=kept)
+        with closing(sqlite3.connect(tmp_path / "cache.sqlite")) as cache:
+            known.append(cache.execute(kinds).fetchone()[0])
+    assert known == [1, 2]
 
 
 def test_the_record_is_read_back_equal(fitted: Result) -> None:

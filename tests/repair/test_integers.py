@@ -489,6 +489,19 @@ def test_lengths_are_kept_beside_an_edit(tmp_path: Path) -> None:
     assert kinds == [FLOAT] * 3
 
 
+@pytest.mark.parametrize(("percent", "repaired"), [(0.0, False), (100.0, True)])
+def test_a_repair_that_keeps_more_than_may_be_spent_is_no_answer(
+    tmp_path: Path, percent: float, *, repaired: bool
+) -> None:
+    model, feed = masked_mean()
+    options = {"augmented": "none", "weights": "nearest", "max_cost": percent}
+    found = bisect_trt.bisect(
+        model, [feed], runner="emulated", out=tmp_path, limits=EIGHT, **options
+    )
+    assert {choice.name for choice in found.choices} > {"repaired"}, "it is shown in any case"
+    assert found.is_repaired == repaired and found.passed == repaired
+
+
 def test_nothing_else_is_kept_beside_the_chain(tmp_path: Path) -> None:
     """The search on the repaired graph adds no layer, and without repair finds the same ones."""
     model, feed = masked_mean()

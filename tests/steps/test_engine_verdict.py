@@ -53,6 +53,19 @@ def test_an_engine_that_errs_less_gets_a_smaller_set(judged: Judged) -> None:
     assert set(few.pins["tolerance_share"]) == {few.engine.tolerance_share}
 
 
+@pytest.mark.parametrize(("gain", "builds"), [(1.0, 8), (3.0, 8), (3.0, 0)])
+def test_no_engine_is_built_that_costs_more_than_asked(
+    judged: Judged, gain: float, builds: int
+) -> None:
+    """What misses on the engine is the answer: with more layers it would cost more."""
+    fixture = residual()
+    options = {"robust": None, "max_cost": 3, "max_builds": builds}
+    result, engine = judged(fixture, Engine(fixture, gain), **options)
+    assert 0 < len(result.pinned) < result.layer_count
+    assert {len(plan.pinned) for plan in engine.built} == {0, len(result.pinned)}
+    assert result.passed == (gain == 1.0)
+
+
 def test_certified_on_the_engine(judged: Judged) -> None:
     fixture = encoder_decomposed()
     result, _ = judged(fixture, Engine(fixture, 1.2), certify="engine")

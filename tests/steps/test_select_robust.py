@@ -51,6 +51,16 @@ class Costs:
         return sum(self._of.get(name, 0.0) for name in plan.pinned)
 
 
+class Counted(Costs):
+    """Counts the plans whose cost was asked for."""
+
+    asked = 0
+
+    def predicted(self, plan: PrecisionPlan) -> float:
+        self.asked += 1
+        return super().predicted(plan)
+
+
 def search_of(
     names: list[str], strength: dict[str, float], search_set: Any, costs: Costs
 ) -> RobustSearch:
@@ -309,6 +319,51 @@ def test_a_set_that_costs_nothing_is_not_looked_for_twice() -> None:
     assert select_robust.cheaper_search(search, free, triage) is search  # type: ignore[arg-type]
 
 
+class EndsWithRefusal(Errors):
+    """The second emulator asks for one matrix layer; the time ends where it has refused a set."""
+
+    ended = False
+
+    def ask(self, pins: frozenset[str], limit: float, few: int | None = None) -> Any:
+        if self.ended:
+            raise BudgetSpentError
+        return super().ask(pins, limit, few)
+
+    def ask_second(self, pins: frozenset[str], limit: float) -> Any:
+        self.ended = "matrix0" not in pins
+        return SimpleNamespace(verdict=Verdict.FAIL if self.ended else Verdict.PASS, score=1.1)
+
+
+def test_a_set_that_passed_is_not_lost_while_a_cheaper_one_is_looked_for() -> None:
+    squares, costs = network()
+    harm = sorted(squares, key=lambda name: -squares[name])
+    search_set: Any = EndsWithRefusal(squares)
+    search = search_of(harm, squares, search_set, costs)
+    few = search.shortest()
+    triage: Any = SimpleNamespace(
+        base=PrecisionPlan("fp16"),
+        ranking=harm,
+        sensitivity=SimpleNamespace(strength=squares),
+        broken=frozenset(),
+    )
+    with pytest.raises(BudgetSpentError):
+        select_robust.cheaper_search(search, costs, triage)  # type: ignore[arg-type]
+    assert few is not None and search_set.smallest == few
+
+
+def test_what_held_layers_cost_does_not_rank_the_others() -> None:
+    squares = {"matrix0": 4.0, "matrix1": 3.0}
+    costs = Costs({"matrix0": 10.0, "matrix1": 1.0, "held": 1000.0})
+    triage: Any = SimpleNamespace(
+        base=PrecisionPlan("fp16", held=frozenset(["held"])),
+        ranking=list(squares),
+        sensitivity=SimpleNamespace(strength=squares),
+        broken=frozenset(),
+    )
+    ranked = select_robust.ranked_by_worth(costs, triage)  # type: ignore[arg-type]
+    assert ranked == ["matrix1", "matrix0"]
+
+
 def test_what_a_refusal_has_overshot_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """New inputs pass from 30 layers on; after the refusal of 20 the next set has 90."""
     squares = dict.fromkeys((f"layer{k}" for k in range(100)), 0.5)
@@ -328,6 +383,26 @@ def test_what_a_refusal_has_overshot_is_taken_back(monkeypatch: pytest.MonkeyPat
     assert len(found.pinned) in tried and 30 <= len(found.pinned) < 90
     left = search_set.score(found.pinned)
     assert left > select_robust.OVERSHOT or 0.9 * len(found.pinned) <= tried[0]
+
+
+def test_a_shorter_prefix_of_many_layers_asks_for_few_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The dear layers come first, so that a prefix that costs a tenth less is much shorter."""
+    names = [f"layer{k}" for k in range(20_000)]
+    costs = Counted(dict.fromkeys(names[:2500], 1.0))
+    tried = []
+
+    def final_validation(_: Any, __: Any, plan: PrecisionPlan, *___: Any) -> tuple[Any, Any]:
+        tried.append(len(plan.pinned))
+        return (Refusal("augmented", (), 9, 1.1), None) if tried[-1] < 3000 else (None, "passed")
+
+    monkeypatch.setattr(select_robust, "final_validation", final_validation)
+    monkeypatch.setattr(select_robust, "longer", lambda *_: 18_000)
+    search_set: Any = Errors(dict.fromkeys(names, 0.002))
+    found = search_of(names, {}, search_set, costs).run()
+    assert found is not None and len(found.pinned) == 18_000 and tried[1:] == [18_000, 2250]
+    assert costs.asked < 40
 
 
 def cut_short(

@@ -38,6 +38,7 @@ def knee(shares: list[float], scores: list[float]) -> int | None:
         ([0.0, 0.1, 0.2, 0.3], [8.0, 4.0, 2.0, 1.0], 3),  # each tenth halves the error: no knee
         ([0.0, 0.05, 0.5, 1.0], [1.0, 0.95, 0.1, 0.0], 0),
         ([0.0, 0.5, 1.0], [4.0, 1.0, 0.9], 1),  # nothing costs so little more
+        ([0.0, 0.1, 0.2, 1.0], [5.0, 1.0, 0.0, 0.0], 2),  # nothing is less than no error
         ([0.0, 0.5], [math.inf, 1.0], None),  # one finite error makes no curve
         ([math.nan, math.nan], [1.0, 0.5], None),  # nothing is saved
     ],
