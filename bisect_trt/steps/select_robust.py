@@ -146,6 +146,8 @@ def cheaper_search(search: RobustSearch, costs: CostTable, triage: Triage) -> Ro
     if few is None or search.cost(few) <= worthwhile:
         return search
     other = search.on(ranked_by_worth(costs, triage))
+    if other.ranking == search.ranking:
+        return search
     try:
         many = other.shortest()
     finally:
