@@ -271,6 +271,10 @@ def decide_on_engine(
     suspicion = suspicion_of(emulated.layers, triage.sensitivity.scores)
     robust = triage.unseen is not None
     emulators = _Emulators(problem, context, emulated, triage, first)
+    grows = problem.settings.max_cost is None
+
+    def search(limit: float) -> Bisection | None:
+        return emulators.search(limit) if grows else first  # one set costs that much at any limit
 
     def tested(pins: frozenset[str]) -> Validation | None:
         if context.tests >= MAX_TESTS:  # the risk of 5 % is spent
@@ -284,7 +288,7 @@ def decide_on_engine(
         engine=engine,
         base=triage.base,
         ranked=sorted(problem.names, key=lambda n: -suspicion.get(n, -math.inf)),
-        search=emulators.search,
+        search=search,
         score=emulators.score,
         score_on_perturbed=emulators.score_on_perturbed if robust else None,
         floors=(triage.pinned.score, baselines.pinned.score),
@@ -292,7 +296,7 @@ def decide_on_engine(
         certify=problem.settings.certify == "engine",
         tested=tested if robust else None,
         cost=lambda pins: context.costs.predicted(triage.base.with_pins(pins)),
-        grows=problem.settings.max_cost is None,
+        grows=grows,
     )
     judgement = judge.decide(triage.limit)
     emulators.score(judgement.plan.pinned)
@@ -332,8 +336,6 @@ class _Emulators:
 
     def search(self, limit: float) -> Bisection | None:
         """The search's answer within ``limit``; None where not even all pins would help."""
-        if self._problem.settings.max_cost is not None:  # one set costs that much at any limit
-            return self._found[self._triage.limit, 0]
         if self._in_vain:
             return None
         bounds = (limit, self._fewest)
