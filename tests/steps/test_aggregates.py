@@ -84,6 +84,7 @@ def test_a_share_of_the_inputs_decides_where_that_was_asked_for(
     name = next(iter(given[0]))
     given[4] = {name: given[4][name] * 30.0}
     options = {"runner": "emulated", "require": FIXTURE.require, "robust": robust}
+    options["weights"] = "nearest"
     strict = bisect_trt.bisect(FIXTURE.model, given, out=tmp_path / "a", **options)
     loose = bisect_trt.bisect(FIXTURE.model, given, out=tmp_path / "b", allow_misses=0.2, **options)
     assert loose.passed and 1.5 * len(loose.pinned) < len(strict.pinned)
