@@ -72,6 +72,9 @@ PRIOR_FLOOR = 0.5
 TIME_DEVIATION = 0.01
 """The deviation of a measured time and of the sum over blocks, as a share of FP32's extra time."""
 
+SAME_TIME = 0.03
+"""A share of what reducing saves: plans that differ by less take the same time."""
+
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "DeformConv"})
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
 """Operators that move no bytes."""

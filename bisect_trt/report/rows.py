@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.model.cost import CostTable
+from bisect_trt.model.cost import SAME_TIME, CostTable
 from bisect_trt.report.choices import (
     AS_IS,
     BF16,
@@ -24,9 +24,6 @@ from bisect_trt.report.record import Record
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import RunStatistics
 from bisect_trt.steps.repair import Repair
-
-EQUAL = 0.03
-"""A share of FP16's saving: rows that differ by less take the same time."""
 
 
 def choices_of(state: RunState, own: Record, others: Mapping[str, Record]) -> list[Choice]:
@@ -164,7 +161,7 @@ def is_slower(row: Choice, other: Choice) -> bool:
     """Whether ``row`` takes clearly more time than ``other``, by the shares that they keep."""
     if row.saving_kept is None or other.saving_kept is None:
         return False
-    return row.saving_kept < other.saving_kept - EQUAL and not math.isnan(row.saving_kept)
+    return row.saving_kept < other.saving_kept - SAME_TIME
 
 
 def _tables(state: RunState) -> dict[str, CostTable]:

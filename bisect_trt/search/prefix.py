@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def affordable(ranking: Sequence[str], fits: Callable[[Sequence[str]], bool]) ->
     """
     kept, rest = list[str](), list(ranking)
     for _ in range(SKIPPED):
-        count = _fitting(kept, rest, fits)
+        count = longest(len(rest), partial(_fits_beside, kept, rest, fits))
         kept += rest[:count]
         rest = rest[count + 1 :]
         if not rest:
@@ -51,12 +52,18 @@ def affordable(ranking: Sequence[str], fits: Callable[[Sequence[str]], bool]) ->
     return kept
 
 
-def _fitting(
-    kept: Sequence[str], rest: Sequence[str], fits: Callable[[Sequence[str]], bool]
-) -> int:
-    """How many first layers of ``rest`` fit beside ``kept``, as if more never cost less."""
-    lengths = range(1, len(rest) + 1)
-    return bisect_left(lengths, True, key=lambda length: not fits([*kept, *rest[:length]]))
+def _fits_beside(
+    kept: Sequence[str], rest: Sequence[str], fits: Callable[[Sequence[str]], bool], length: int
+) -> bool:
+    return fits([*kept, *rest[:length]])
+
+
+def longest(length: int, fits: Callable[[int], bool]) -> int:
+    """The most of ``length`` ranked layers that fit, as if more never fit where fewer do not.
+
+    It is 0 where not even one fits.
+    """
+    return bisect_left(range(1, length + 1), True, key=lambda count: not fits(count))
 
 
 def shortest_prefix(

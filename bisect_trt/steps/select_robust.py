@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,10 +12,16 @@ from bisect_trt.base.interrupt import BudgetSpentError
 from bisect_trt.base.outcomes import Validation
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.model.cost import CostTable
+from bisect_trt.model.cost import SAME_TIME, CostTable
 from bisect_trt.search import find_pins
 from bisect_trt.search.minimise import Headroom, one_minimal
-from bisect_trt.search.prefix import affordable, by_worth, longer, shortest_prefix
+from bisect_trt.search.prefix import (
+    affordable,
+    by_worth,
+    longer,
+    longest,
+    shortest_prefix,
+)
 from bisect_trt.steps.baselines import Baselines
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.diagnosis import Triage
@@ -36,9 +41,6 @@ MAX_ROUNDS = 6
 
 OVERSHOT = 0.6
 """A score on the search set, in tolerances, that asks for a smaller set."""
-
-MIN_SAVING = 0.03
-"""A share of FP32's extra time: two plans that differ by less take the same time."""
 
 SHRINK_EVALUATIONS = 32
 """Evaluations that shrinking takes: a count, so that the same command gives the same answer."""
@@ -141,7 +143,7 @@ def cheaper_search(search: RobustSearch, costs: CostTable, triage: Triage) -> Ro
         costs: what plans cost in time.
         triage: the layers' sensitivities.
     """
-    worthwhile = MIN_SAVING * costs.extra
+    worthwhile = SAME_TIME * costs.extra
     few = search.shortest()
     if few is None or search.cost(few) <= worthwhile:
         return search
@@ -267,16 +269,15 @@ class RobustSearch:
         Where these cost nothing that a clock would show, layers alone count.
         """
         cost = self.cost(self._ranking[:length])
-        within = 0.9 * cost if cost > MIN_SAVING * self._context.costs.extra else math.inf
-        lengths = range(1, int(0.9 * length) + 1)
-        return bisect_left(lengths, True, key=lambda n: self.cost(self._ranking[:n]) > within)
+        within = 0.9 * cost if cost > SAME_TIME * self._context.costs.extra else math.inf
+        return longest(int(0.9 * length), lambda n: self.cost(self._ranking[:n]) <= within)
 
     def _passes(self, length: int) -> bool:
         """Whether both emulators pass a prefix on the search set."""
-        pins, within = frozenset(self._ranking[:length]), self._room.kept
-        if not self._search_set.ask(pins, within).verdict.passed:
+        prefixes = _Prefixes(self._search_set, self._ranking, self._room)
+        if not prefixes.passes_all(length):
             return False
-        second = self._search_set.ask_second(pins, within)
+        second = prefixes.by_second(length)
         return second is None or second.verdict.passed
 
     def _candidates(self, length: int) -> Iterator[Bisection]:

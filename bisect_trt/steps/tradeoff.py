@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.result import SearchSetResult, meets
 from bisect_trt.metrics.statistics import lower_bound
 from bisect_trt.model.cost import CostTable
+from bisect_trt.search.prefix import longest
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.samples import augmented, perturbs
@@ -132,10 +132,10 @@ def _length_within(
     """The longest prefix that gives up at most ``share`` of FP16's saving."""
     limit = share * costs.extra
 
-    def exceeds(length: int) -> bool:
-        return costs.predicted(base.with_pins(ranking[:length])) > limit
+    def fits(length: int) -> bool:
+        return costs.predicted(base.with_pins(ranking[:length])) <= limit
 
-    return max(0, bisect_left(range(len(ranking) + 1), True, key=exceeds) - 1)
+    return longest(len(ranking), fits)
 
 
 def _samples(problem: Problem, context: Context, rows: int) -> dict[InputKind, Sequence[Sample]]:
