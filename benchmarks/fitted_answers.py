@@ -24,7 +24,7 @@ from bisect_trt.base.errors import BisectError, one_line
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
-from bisect_trt.repair.edits import attribute
+from bisect_trt.model.walk import attribute
 from bisect_trt.repair.matrices import MATRIX
 from bisect_trt.report.choices import FITTED, PLAN, REPAIRED, Choice
 from bisect_trt.runners.emulator import EmulatedRunner

@@ -31,7 +31,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.precision_rules import FLOAT, MATRIX_INPUTS, MOVES
 from bisect_trt.model.shapes import Inputs, Shape, complete, multiply_adds, shapes_from
-from bisect_trt.model.walk import every_node, subgraphs, tensors_read
+from bisect_trt.model.walk import attribute, every_node, subgraphs, tensors_read
 
 Matrix = NDArray[np.float64]
 
@@ -383,7 +383,7 @@ def _tile_factor(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> float:
     if node.op_type not in ("Conv", "ConvTranspose"):
         return 1.0
     weight = complete(shapes.get(node.input[1]))
-    groups = next((a.i for a in node.attribute if a.name == "group"), 1)
+    groups = attribute(node, "group", 1)
     # Grouped convolutions run on other units; their bytes decide.
     if not weight or groups > 1:
         return 1.0

@@ -12,6 +12,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.model.walk import attribute
+
 REVERSE_OPSET = 18
 """The opset of the written nodes, whatever the model's: its tensors are inputs of theirs."""
 
@@ -172,11 +174,8 @@ class Site:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute's value; a text as ``str``."""
-        for attribute in self.node.attribute:
-            if attribute.name == name:
-                value = helper.get_attribute_value(attribute)
-                return value.decode() if isinstance(value, bytes) else value
-        return default
+        value = attribute(self.node, name, default)
+        return value.decode() if isinstance(value, bytes) else value
 
     def has(self, slot: int) -> bool:
         """Whether the node reads an input there."""

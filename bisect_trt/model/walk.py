@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import onnx
-from onnx import AttributeProto
+from onnx import AttributeProto, helper
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -147,3 +148,11 @@ def part_of(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
     part.graph.initializer.extend(t for t in model.graph.initializer if t.name in wanted)
     part.graph.node.extend(reversed(kept))
     return part
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+    """The value of an attribute, or ``default`` where the node has none."""
+    for found in node.attribute:
+        if found.name == name:
+            return helper.get_attribute_value(found)
+    return default

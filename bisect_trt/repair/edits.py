@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
@@ -200,14 +200,6 @@ class Wiring:
         """The value of a constant with one element."""
         require(name in self.constants and self.constants.count(name) == 1)
         return float(self.constants[name].ravel()[0])
-
-
-def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
-    """The value of an attribute, or ``default`` where the node has none."""
-    for found in node.attribute:
-        if found.name == name:
-            return helper.get_attribute_value(found)
-    return default
 
 
 def copied(node: onnx.NodeProto, origins: Iterable[str] = ()) -> onnx.NodeProto:

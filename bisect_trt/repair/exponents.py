@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.model.precision_rules import FLOAT, is_standard
+from bisect_trt.model.walk import attribute
 from bisect_trt.repair.edits import (
     HEADROOM,
     LARGEST_FP16,
@@ -20,7 +21,6 @@ from bisect_trt.repair.edits import (
     Range,
     Ranges,
     Wiring,
-    attribute,
 )
 
 EQUAL = frozenset(

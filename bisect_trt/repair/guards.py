@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from bisect_trt.model.graph import Graph
+from bisect_trt.model.walk import attribute
 from bisect_trt.repair.edits import (
     HEADROOM,
     LARGEST_FP16,
@@ -23,7 +24,6 @@ from bisect_trt.repair.edits import (
     Rule,
     Wiring,
     at_stake,
-    attribute,
     copied,
     note_origins,
     require,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from bisect_trt.model.graph import Graph
+from bisect_trt.model.walk import attribute
 from bisect_trt.repair.edits import (
     Edit,
     NoMatchError,
@@ -17,7 +18,6 @@ from bisect_trt.repair.edits import (
     Ranges,
     Rule,
     Wiring,
-    attribute,
     note_origins,
     require,
     searched,

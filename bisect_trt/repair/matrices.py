@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from bisect_trt.base.plan import Precision
 from bisect_trt.model.graph import Graph
-from bisect_trt.repair.edits import NoMatchError, Wiring, attribute
+from bisect_trt.model.walk import attribute
+from bisect_trt.repair.edits import NoMatchError, Wiring
 
 Float = NDArray[np.floating[Any]]
 Matrices = NDArray[np.float64]

@@ -24,6 +24,7 @@ from onnx import helper
 
 from bisect_trt.base.display import counted
 from bisect_trt.model.graph import Graph
+from bisect_trt.model.walk import attribute
 from bisect_trt.repair.edits import (
     LARGEST_FP16,
     Changed,
@@ -33,7 +34,6 @@ from bisect_trt.repair.edits import (
     Refusal,
     Rule,
     Wiring,
-    attribute,
     copied,
     size_words,
 )

@@ -388,7 +388,7 @@ def keeps_matrices(state: RunState) -> bool:
     settled = state.settled
     if settled is not None:
         return settled.cause is not Cause.NONE
-    matrices = {layer.name for layer in state.problem.graph.layers_at(Precision.TF32)}
+    matrices = state.problem.matrix_layers
     if state.judgement is not None:
         judged = state.judgement
         return not judged.passed or judged.refused or not matrices.isdisjoint(judged.plan.pinned)

@@ -223,8 +223,8 @@ def _mean_errors(
     """
     threads = problem.settings.threads or 0
     runner = EmulatedRunner(replace(graph), problem.settings.precision, threads=threads)
-    plan, found = problem.base.with_pins(all_but_matrices(problem)), list[float]()
-    scores = list[float]()
+    plan = problem.base.with_pins(frozenset(problem.names) - problem.matrix_layers)
+    found, scores = list[float](), list[float]()
     for sample in samples:
         context.time.check()
         exact = context.references.of(sample)
@@ -265,12 +265,6 @@ def fitted_problem(problem: Problem, weights: FittedWeights) -> Problem:
     assert whole is not None, "the graph has the nodes that it had"
     whole = replace(whole, exact_constants=weights.graph.exact_constants)
     return problem_on(problem, weights.graph, whole)
-
-
-def all_but_matrices(problem: Problem) -> frozenset[str]:
-    """The layers of ``problem`` that multiply no matrices: cheap to keep in FP32."""
-    matrices = {layer.name for layer in problem.graph.layers_at(Precision.TF32)}
-    return frozenset(problem.names) - matrices
 
 
 class _Layer:

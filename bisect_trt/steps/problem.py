@@ -143,6 +143,11 @@ class Problem:
         return tuple(layer.name for layer in self.layers if layer.name not in held)
 
     @cached_property
+    def matrix_layers(self) -> frozenset[str]:
+        """The layers that multiply matrices; others cost little in FP32."""
+        return frozenset(layer.name for layer in self.graph.layers_at(Precision.TF32))
+
+    @cached_property
     def base(self) -> PrecisionPlan:
         """The plan that reduces everything but the layers held in FP32."""
         movers = list_movers(self.graph, self.settings.precision).apart_from(self.kept_reduced)
