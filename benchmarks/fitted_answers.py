@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from math import prod
 from pathlib import Path
 
 import onnx
@@ -23,38 +22,17 @@ from bisect_trt.base.atomic_files import FITTED_MODEL, REPAIRED_MODEL
 from bisect_trt.base.errors import BisectError, one_line
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
+from bisect_trt.model.cost import layer_works
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.walk import attribute
 from bisect_trt.repair.matrices import MATRIX
 from bisect_trt.report.choices import FITTED, PLAN, REPAIRED, Choice
 from bisect_trt.runners.emulator import EmulatedRunner
 
 
-def multiply_adds(graph: Graph, sample: Sample, threads: int) -> Mapping[str, int]:
-    """The multiply-adds of each matrix layer of ``graph`` on ``sample``."""
-    shapes = {name: array.shape for name, array in {**graph.constants, **sample.arrays}.items()}
-    runner = EmulatedRunner(graph, FP16, threads=threads)
-    shapes |= {tensor: values.shape for _, tensor, values in runner.exact(sample, FP16)}
-    found, nodes = dict[str, int](), graph.proto.graph.node
-    for layer in graph.layers_at(FP16):
-        if layer.op in MATRIX:
-            node = nodes[layer.index]
-            first, second = (shapes.get(name, ()) for name in node.input[:2])
-            result = shapes.get(node.output[0], ())
-            found[layer.name] = _of_node(node, first, second, result)
-    return found
-
-
-def _of_node(
-    node: onnx.NodeProto, first: tuple[int, ...], second: tuple[int, ...], result: tuple[int, ...]
-) -> int:
-    """The multiply-adds of a matrix node whose operands and result have these shapes."""
-    if node.op_type == "ConvTranspose":
-        return prod(first) * prod(second[1:])
-    if node.op_type == "Conv":
-        return prod(result) * prod(second[1:])
-    turned = node.op_type == "Gemm" and attribute(node, "transA", 0)
-    return prod(result) * (first[0 if turned else -1] if first else 0)
+def multiply_adds(graph: Graph, sample: Sample) -> Mapping[str, float]:
+    """The multiply-adds of each matrix layer of ``graph`` at the shapes of ``sample``."""
+    works = layer_works(graph, sample.shapes, FP16)
+    return {work.name: work.multiply_adds for work in works if work.op in MATRIX}
 
 
 def rows(
@@ -89,7 +67,7 @@ def rows(
             if not (choice.recommended or choice.name in (PLAN, REPAIRED, FITTED)):
                 continue
             graph = _graph_of(choice, model, Path(name))
-            work = multiply_adds(graph, given[0], threads)
+            work = multiply_adds(graph, given[0])
             reduced = sum(work.values()) - sum(work.get(layer, 0) for layer in choice.pinned)
             runner = EmulatedRunner(graph, FP16, threads=threads)
             found = list(runner.outputs(choice.plan, samples))

@@ -114,7 +114,7 @@ NOT_PUT_BACK = (
     "the rest of the model reads inner tensors of the judged part, so its weights are not rounded "
     "to fit"
 )
-NONE_BETTER = "with weights rounded to fit no layer errs less, or not the network: all stay nearest"
+NONE_BETTER = "weights rounded to fit lower no error here, so all keep the nearest number"
 TOO_LARGE_TO_FIT = "weights of more than 1 GB are not rounded to fit, which takes copies of them"
 """Say why no weights were fitted."""
 

@@ -203,8 +203,8 @@ class Settings:
     max_cost: float | None = option(
         None,
         "--max-cost",
-        "The plan of the least error that takes at most PERCENT longer than FP16, predicted or on "
-        "the engine; exit code 1 if that misses the requirement.",
+        "The plan of the least error within PERCENT more time than FP16, as predicted. Exit code "
+        "1 if it misses the requirement.",
         kind=float,
         least=0.0,
         metavar="PERCENT",

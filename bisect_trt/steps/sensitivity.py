@@ -124,53 +124,63 @@ def measure_sensitivity(
     # A set is predicted from the errors of everything reduced, less those of its layers.
     base = [_base(context, sample, reduced) for sample in samples]
     order = sorted(problem.names, key=lambda n: -suspicion.get(n, -math.inf))
+    measured = _Measured(problem, context, samples, reduced)
     estimates: Mapping[str, float] = {}
-    broken: frozenset[str] = frozenset()
+    check = None
     if count < len(order) and passes:
         count = max(count, min(MIN_CHECKED_LAYERS, len(order)))
         estimates, broken = _estimated(problem, context, samples[:passes], base, reduced)
-    found: dict[str, list[SensitivityRow]] = {}
-    runs = 0
-
-    def measure(layers: Iterable[str]) -> None:
-        nonlocal runs
-        chosen = set(layers).difference(found)
-        names = [name for name in problem.names if name in chosen]
-        rows, computed = _rows(problem, context, samples, reduced, names)
-        found.update(rows)
-        runs += computed
-
-    check = None
-    if estimates:
-        # The other half is for the strongest.
-        several = min(CHECKED_LAYERS, max(MIN_CHECKED_LAYERS, count // 2))
-        measure(evenly([n for n in problem.names if n in estimates], several))
-        check = _Check.of(estimates, suspicion, _strength(found, base))
-        if check.helps:
+        if estimates:
+            # The other half is for the strongest.
+            several = min(CHECKED_LAYERS, max(MIN_CHECKED_LAYERS, count // 2))
+            measured.add(evenly([n for n in problem.names if n in estimates], several))
+            check = _Check.of(estimates, suspicion, _strength(measured.rows, base))
+        if check is not None and check.helps:
+            measured.add(broken)  # what overflows has no estimate: all of it is run
             # A layer without an estimate stands before an operator without a rule.
             order.sort(key=lambda n: -estimates.get(n, math.inf))
+            uncovered = len(set(order).difference(estimates, measured.rows))
+            count = max(count, len(measured.rows) + min(count, uncovered))
         else:
             estimates = {}
-    if estimates:  # what overflows has no estimate: all of it is run
-        measure(broken)
-        uncovered = len(set(order).difference(estimates, found))
-        count = max(count, len(found) + min(count, uncovered))
-    unmeasured = [name for name in order if name not in found]
-    measure(unmeasured[: max(0, count - len(found))])
+    left = [name for name in order if name not in measured.rows]
+    measured.add(left[: max(0, count - len(measured.rows))])
     if count < len(order):
-        context.note(_cut_short(len(found), len(order), check))
-    rows = {name: found[name] for name in problem.names if name in found}
-    measured = _strength(rows, base)
+        context.note(_cut_short(len(measured.rows), len(order), check))
+    rows = {name: measured.rows[name] for name in problem.names if name in measured.rows}
     factor = check.factor if check is not None else 1.0
     return Sensitivity(
         {name: np.concatenate([row for _, row in of_layer]) for name, of_layer in rows.items()},
         _scores(problem, rows),
         np.concatenate(base),
         prediction_order(problem.requirements),
-        {name: factor * value for name, value in estimates.items()} | measured,
-        runs,
+        {name: factor * value for name, value in estimates.items()} | _strength(rows, base),
+        measured.runs,
         tuple(samples),
     )
+
+
+class _Measured:
+    """The rows of the layers that were run alone; ``runs`` were not in the cache."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        context: Context,
+        samples: Sequence[Sample],
+        reduced: PrecisionPlan,
+    ) -> None:
+        self._of = problem, context, samples, reduced
+        self.rows: dict[str, list[SensitivityRow]] = {}
+        self.runs = 0
+
+    def add(self, layers: Iterable[str]) -> None:
+        """Runs those of ``layers`` that were not run yet, in the network's order."""
+        problem, *_ = self._of
+        chosen = set(layers).difference(self.rows)
+        rows, runs = _rows(*self._of, [name for name in problem.names if name in chosen])
+        self.rows |= rows
+        self.runs += runs
 
 
 def _estimated(
