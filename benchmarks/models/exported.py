@@ -169,8 +169,8 @@ def _unet() -> Any:
     return UNet()
 
 
-def _nafnet(width: int = 32) -> Any:
-    """NAFNet (arXiv 2204.04676), as for SIDD; beta and gamma are seeded, not zero."""
+def _nafnet_block() -> Any:
+    """The class of NAFNet's blocks; beta and gamma are seeded, not zero."""
     import torch
     from torch import nn
 
@@ -231,8 +231,17 @@ def _nafnet(width: int = 32) -> Any:
             x = x + self.beta * self.first(x)
             return x + self.gamma * self.second(x)
 
+    return Block
+
+
+def _nafnet(width: int = 32) -> Any:
+    """NAFNet (arXiv 2204.04676), as for SIDD."""
+    from torch import nn
+
+    block = _nafnet_block()
+
     def blocks(channels: int, count: int) -> Any:
-        return nn.Sequential(*(Block(channels) for _ in range(count)))
+        return nn.Sequential(*(block(channels) for _ in range(count)))
 
     class NAFNet(nn.Module):  # type: ignore[misc]
         """Four levels; the image is added at the end."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from bisect_trt.base.display import counted
 from bisect_trt.base.outcomes import Validation, ValidationVerdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 
@@ -101,6 +102,22 @@ def choice_from_json(data: Mapping[str, Any]) -> Choice:
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
+
+
+def saved_by_repair(choices: Sequence[Choice]) -> str:
+    """The layers in FP32 without the repair and with it, and the times where both are known.
+
+    Empty where no repaired row is there.
+    """
+    rows = {choice.name: choice for choice in choices}
+    new, old = rows.get(REPAIRED), rows.get(PLAN) or rows.get(FP32)
+    if new is None or old is None:
+        return ""
+    said = f"without the repair {counted(len(old.pinned), 'layer')} in FP32, with it "
+    said += f"{len(new.pinned)}"
+    if old.latency_ms is not None and new.latency_ms is not None:
+        said += f"; {old.latency_ms:.3f} ms and {new.latency_ms:.3f} ms"
+    return said
 
 
 def recommended(choices: Sequence[Choice]) -> Choice | None:

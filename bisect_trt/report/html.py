@@ -23,6 +23,7 @@ from bisect_trt.base.outcomes import VANISHING, Finding
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief
 from bisect_trt.report import figures, tables, text
+from bisect_trt.report.choices import saved_by_repair
 from bisect_trt.report.columns import names_in
 from bisect_trt.report.headline import files_line, headline, next_step, not_covered
 from bisect_trt.report.record import Record
@@ -193,6 +194,7 @@ def as_html(result: Record) -> str:
             repairs=_whole(tables.repairs_table(result.repair)),
             repair_lines=[
                 *([proof_sentence(result.repair.proof)] if result.repair.proof else []),
+                *filter(None, [saved_by_repair(result.choices)]),
                 *refusal_lines(result.repair)[:SHOWN_ROWS],
             ],
             engine=text.engine_sentences(result),

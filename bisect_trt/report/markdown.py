@@ -9,6 +9,7 @@ import pandas as pd
 
 from bisect_trt.base.display import counted, markdown
 from bisect_trt.base.outcomes import Validation
+from bisect_trt.report.choices import saved_by_repair
 from bisect_trt.report.columns import names_in
 from bisect_trt.report.headline import answer_lines
 from bisect_trt.report.record import Record
@@ -69,6 +70,8 @@ def _detail_lines(result: Record) -> Iterator[str]:
         yield from ("", "## Repair of the graph", "", *table_lines(table), "")
         if result.repair.proof is not None:
             yield f"- {markdown(proof_sentence(result.repair.proof))}"
+        if saved := saved_by_repair(result.choices):
+            yield f"- {markdown(saved)}"
         for line in refusal_lines(result.repair)[:SHOWN_ROWS]:
             yield f"- {markdown(line)}"
     if result.weights.sentence:

@@ -9,7 +9,16 @@ import pytest
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.cost import BlockCost, CostTable, LayerWork
-from bisect_trt.report.choices import AS_IS, FP32, KNEE, PLAN, REPAIRED, Choice, Passes
+from bisect_trt.report.choices import (
+    AS_IS,
+    FP32,
+    KNEE,
+    PLAN,
+    REPAIRED,
+    Choice,
+    Passes,
+    saved_by_repair,
+)
 from bisect_trt.report.rows import timed, with_knee
 
 FP16 = PrecisionPlan(Precision.FP16)
@@ -57,3 +66,31 @@ def test_the_knee_of_another_graph_is_a_row_though_its_layers_are_a_row_of_the_f
     given = [row(AS_IS, FP16), row(PLAN, knee)]
     names = [one.name for one in with_knee(given, state, statistics, of)]
     assert (KNEE in names) == repaired
+
+
+def test_rows_of_timed_engines_have_their_milliseconds_and_what_the_repair_saves() -> None:
+    def engine(ms: float) -> Any:
+        return SimpleNamespace(facts={"latency_ms": ms})
+
+    its = SimpleNamespace(costs=table_of("a", "c"))
+    repaired = SimpleNamespace(
+        judgement=None, engine=SimpleNamespace(base=engine(1.25), fp32=engine(3.0))
+    )
+    state: Any = SimpleNamespace(
+        engine=SimpleNamespace(base=engine(1.0), fp32=engine(3.0)),
+        judgement=SimpleNamespace(result=engine(2.0)),
+        bf16=None,
+        repaired=SimpleNamespace(run_statistics=its, state=repaired),
+        fitted=None,
+    )
+    everything = row(FP32, PrecisionPlan(Precision.FP32, frozenset("ab")))
+    plan, edited = row(PLAN, FP16.with_pins("ab")), row(REPAIRED, FP16, repaired=True)
+    own: Any = SimpleNamespace(costs=table_of("a", "b"))
+    others: Any = {REPAIRED: None}
+    found = timed([row(AS_IS, FP16), edited, plan, everything], state, own, others)
+    assert [one.latency_ms for one in found] == [1.0, 1.25, 2.0, 3.0]
+    assert [one.saving_kept for one in found] == [1.0, 0.875, 0.5, 0.0]
+    assert not any(one.is_estimated for one in found)
+    told = "without the repair 2 layers in FP32, with it 0; 2.000 ms and 1.250 ms"
+    assert saved_by_repair(found) == told
+    assert saved_by_repair([one for one in found if one.name != REPAIRED]) == ""
