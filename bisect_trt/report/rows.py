@@ -80,15 +80,20 @@ def timed(
         return list(rows)
     tables = {name: table for name, table in _tables(state).items() if name in others}
     knee = next((row for row in rows if row.name == KNEE), None)
-    if knee is not None and (knee.fitted or knee.repaired):
-        tables[KNEE] = tables[FITTED if knee.fitted else REPAIRED]
+    if knee is not None and knee.repaired:
+        tables[KNEE] = tables[REPAIRED]
     return _with_times(rows, run_statistics.costs, tables, _measured(state))
 
 
 def with_knee(
     rows: Sequence[Choice], state: RunState, run_statistics: RunStatistics, of: Choice | None
 ) -> list[Choice]:
-    """``rows`` with the knee of the recommended graph, whose row is ``of``, before the plan."""
+    """``rows`` with the knee of the recommended graph, whose row is ``of``, before the plan.
+
+    With fitted weights there is none: model.fitted.onnx has the weights that its row asks for.
+    """
+    if of is not None and of.fitted:
+        return list(rows)
     knee = state.tradeoff.knee if state.tradeoff is not None else None
     found = run_statistics.worst_of(knee, run_statistics.emulators) if knee is not None else None
     if knee is None or found is None:
@@ -96,7 +101,7 @@ def with_knee(
     passes = Passes.GIVEN if found.verdict.passed else Passes.NO
     row = _choice(KNEE, knee, [layer.name for layer in state.problem.layers], found.score, passes)
     if of is not None:
-        row = replace(row, repaired=of.repaired, fitted=of.fitted)
+        row = replace(row, repaired=of.repaired)
     if any(_is_same(row, other) for other in rows):
         return list(rows)
     place = next((k for k, other in enumerate(rows) if other.name in (PLAN, BF16, FP32)), len(rows))

@@ -454,5 +454,6 @@ def _tradeoff(state: RunState, context: Context, answer: PrecisionPlan) -> Trade
         base, ranking = triage.base, ranked_by_worth(context.costs, triage)
     found = measure_tradeoff(problem, context, base, ranking, answer, state.validation)
     if found.knee is not None:
-        context.evaluator.evaluate(found.knee)  # its row says its score on the given inputs
+        with suppress(BudgetSpentError):  # the table is there
+            context.evaluator.evaluate(found.knee)  # its row says its score on the given inputs
     return found

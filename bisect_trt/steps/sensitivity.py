@@ -202,7 +202,8 @@ def _estimated(
         cached = context.cache.recall(key)
         if cached is None:
             one = _pass(problem, context, sample, errors, reduced, weighings)
-            context.cache.record([Row(key, "first-order", one)])
+            if one[0]:  # what failed for lack of memory may run elsewhere
+                context.cache.record([Row(key, "first-order", one)])
         else:
             one = cached[0]
         found.append(one[0])
@@ -272,6 +273,7 @@ class _Check:
         )
         ranks = table.rank().corr().fillna(0.0)["measured"]
         shown = table[(table["measured"] > 0.0) & (table["estimate"] > 0.0)]
+        shown = shown[np.isfinite(shown["measured"])]
         factor = float((shown["measured"] / shown["estimate"]).median()) if len(shown) else 1.0
         return cls(len(table), float(ranks["estimate"]), float(ranks["own error"]), factor)
 

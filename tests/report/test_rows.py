@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,3 +95,11 @@ def test_rows_of_timed_engines_have_their_milliseconds_and_what_the_repair_saves
     told = "without the repair 2 layers in FP32, with it 0; 2.000 ms and 1.250 ms"
     assert saved_by_repair(found) == told
     assert saved_by_repair([one for one in found if one.name != REPAIRED]) == ""
+
+
+def test_fitted_weights_have_no_knee() -> None:
+    """The file has FP32 weights where the row "weights fitted" keeps layers, and nowhere else."""
+    state: Any = SimpleNamespace(tradeoff=SimpleNamespace(knee=FP16.with_pins("a")))
+    fitted = replace(row("weights fitted", FP16.with_pins("b")), fitted=True)
+    statistics: Any = SimpleNamespace(worst_of=None, emulators=())
+    assert with_knee([fitted], state, statistics, fitted) == [fitted]
