@@ -26,7 +26,7 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.cost import CostTable, engines_to_build, estimated_table, measured_table
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
-from bisect_trt.steps.timing import Timing, time_plans
+from bisect_trt.steps.timing import Timing, Variant, time_engines
 from tests.models import page
 
 FP16 = Precision.FP16
@@ -221,9 +221,8 @@ def measure(name: str, plans: int, builders: int, module: str) -> tuple[list[str
         table = estimated_table(graph, sample.shapes, FP16)
         pinned = {f"table {number}": p for number, p in enumerate(engines_to_build(table))}
         pinned |= further_plans(table, plans)
-        timing = time_plans(
-            graph,
-            {plan: PrecisionPlan(FP16, layers) for plan, layers in pinned.items()},
+        timing = time_engines(
+            {plan: Variant(graph, PrecisionPlan(FP16, layers)) for plan, layers in pinned.items()},
             sample,
             module=module,
             builders=builders,

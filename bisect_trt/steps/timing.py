@@ -160,9 +160,16 @@ class Timing:
         )
 
 
-def time_plans(
-    graph: Graph,
-    plans: Mapping[str, PrecisionPlan],
+@dataclass(frozen=True)
+class Variant:
+    """A plan of a graph, of which an engine is built. Variants may be of several graphs."""
+
+    graph: Graph
+    plan: PrecisionPlan
+
+
+def time_engines(
+    variants: Mapping[str, Variant],
     sample: Sample,
     *,
     module: str | None = None,
@@ -171,11 +178,10 @@ def time_plans(
     timeout_s: float | None = None,
     hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
 ) -> Timing:
-    """Builds an engine for each of ``plans`` and times them beside each other.
+    """Builds an engine for each of ``variants`` and times them beside each other.
 
     Args:
-        graph: the model.
-        plans: what to build, by name.
+        variants: what to build, by name.
         sample: the input to time, of the shapes to build for.
         module: the TensorRT module, None for the installed one.
         builders: processes that build at the same time. TensorRT picks kernels by timing them, so
@@ -185,7 +191,7 @@ def time_plans(
         hire: makes a worker process.
 
     Returns:
-        The times. A plan that cannot be built or run has a failure in their place.
+        The times. What cannot be built or run has a failure in their place.
 
     Raises:
         RunnerUnavailableError: TensorRT, cuda-python or a GPU is missing.
@@ -196,9 +202,8 @@ def time_plans(
         timer = hire(TIMING_WORKER, {"module": module})
         try:
             versions = timer.call("describe", timeout_s=timeout_s)
-            built = store_plans(
-                graph,
-                plans,
+            built = store_engines(
+                variants,
                 sample,
                 Path(folder),
                 module=module,
@@ -222,9 +227,8 @@ def time_plans(
     return Timing(times, versions, timed.condition)
 
 
-def store_plans(
-    graph: Graph,
-    plans: Mapping[str, PrecisionPlan],
+def store_engines(
+    variants: Mapping[str, Variant],
     sample: Sample,
     folder: Path,
     *,
@@ -234,20 +238,21 @@ def store_plans(
     timeout_s: float | None = None,
     hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
 ) -> dict[str, StoredEngine | str]:
-    """Builds an engine for each of ``plans`` into ``folder``; arguments as :func:`time_plans`.
+    """Builds an engine for each of ``variants`` into ``folder``; see :func:`time_engines`.
 
     With ``run`` each is run once, which compiles its kernels. Without it no GPU is needed.
 
     Returns:
-        The engine by plan, or why it could not be built.
+        The engine by name, or why it could not be built.
     """
-    profile, values = profile_of(graph.proto, [sample], ()), values_of([sample])
+    values = values_of([sample])
     arrays = dict(sample.arrays) if run else None
     pool = WorkerPool([hire(STORING_WORKER, {"module": module}) for _ in range(builders)])
 
-    def store(number: int, plan: PrecisionPlan) -> StoredEngine | str:
-        with file_form(to_typed(graph, plan)) as source:
-            tf32 = plan.base is Precision.TF32
+    def store(number: int, variant: Variant) -> StoredEngine | str:
+        profile = profile_of(variant.graph.proto, [sample], ())
+        with file_form(to_typed(variant.graph, variant.plan)) as source:
+            tf32 = variant.plan.base is Precision.TF32
             request = EngineRequest(source, profile, tf32, values=values)
             file = str(folder / f"{number}.engine")
             try:
@@ -260,7 +265,7 @@ def store_plans(
 
     try:
         with ThreadPoolExecutor(builders) as threads:
-            found = threads.map(store, range(len(plans)), plans.values())
-            return dict(zip(plans, found, strict=True))
+            found = threads.map(store, range(len(variants)), variants.values())
+            return dict(zip(variants, found, strict=True))
     finally:
         pool.close()

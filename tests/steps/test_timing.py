@@ -14,7 +14,15 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.runners.device import GpuCondition
 from bisect_trt.runners.tensorrt.timing import RoundTimes, StoredEngine
-from bisect_trt.steps.timing import PlanTime, Spread, Timing, spread_of, store_plans, time_plans
+from bisect_trt.steps.timing import (
+    PlanTime,
+    Spread,
+    Timing,
+    Variant,
+    spread_of,
+    store_engines,
+    time_engines,
+)
 from tests.networks import parsed
 
 
@@ -106,13 +114,16 @@ def test_slow_clocks_and_other_processes_are_noted(
 
 GRAPH = Graph(parsed("h = Softmax(x) y = Exp(h)"))
 SAMPLE = Sample("s", {"x": np.ones((1, 16), np.float32)})
-PLANS = {name: PrecisionPlan(Precision(name)) for name in ("fp16", "fp32")}
+
+
+def both(graph: Graph) -> dict[str, Variant]:
+    return {name: Variant(graph, PrecisionPlan(Precision(name))) for name in ("fp16", "fp32")}
 
 
 def test_engines_are_built_by_several_processes(tmp_path: Path) -> None:
     """By the real builder of TensorRT for RTX, which needs no GPU."""
-    stored = store_plans(
-        GRAPH, PLANS, SAMPLE, tmp_path, module="tensorrt_rtx", builders=2, run=False
+    stored = store_engines(
+        both(GRAPH), SAMPLE, tmp_path, module="tensorrt_rtx", builders=2, run=False
     )
     files = [Path(engine.file) for engine in stored.values() if isinstance(engine, StoredEngine)]
     assert list(stored) == ["fp16", "fp32"] and len(files) == 2
@@ -121,14 +132,14 @@ def test_engines_are_built_by_several_processes(tmp_path: Path) -> None:
 
 def test_a_plan_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     graph = Graph(parsed("y = Det(x)", outputs="float y"))
-    stored = store_plans(graph, PLANS, SAMPLE, tmp_path, module="tensorrt_rtx", run=False)
+    stored = store_engines(both(graph), SAMPLE, tmp_path, module="tensorrt_rtx", run=False)
     assert all(isinstance(found, str) and "Det_y" in found for found in stored.values())
 
 
 def test_without_a_gpu_nothing_is_timed() -> None:
     """On a machine with a GPU both plans are."""
     try:
-        found = time_plans(GRAPH, PLANS, SAMPLE, module="tensorrt_rtx", rounds=3)
+        found = time_engines(both(GRAPH), SAMPLE, module="tensorrt_rtx", rounds=3)
     except RunnerUnavailableError as error:
         assert "GPU" in str(error) or "cuda-python" in str(error)
     else:
