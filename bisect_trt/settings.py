@@ -50,6 +50,7 @@ _EVERYWHERE = _PLANNING | _ENGINES
 _RUN = frozenset({"run"})
 _REPAIR = frozenset({"repair"})
 _JUDGED = frozenset({"run", "verify"})
+_HOLDING = frozenset({"gate", "verify"})
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,13 @@ class Settings:
         help_of=_AS_FOUND,
         metavar="TENSORS",
         commands=_PLANNING | _REPAIR,
+    )
+    hold: Sequence[str] = option(
+        (),
+        "--hold",
+        "A time limit, latency_ms<=MS or saving_kept>=SHARE. One that cannot be judged is not met.",
+        metavar="LIMIT",
+        commands=_HOLDING,
     )
     robust: float | None = option(
         None,

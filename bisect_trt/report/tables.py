@@ -265,12 +265,12 @@ def choices_table(choices: Sequence[Choice], rules: Sequence[str]) -> pd.DataFra
         row |= {"FP32 layers": len(choice.pinned), "worst score": brief(choice.worst_score)}
         if any(choice.latency_ms is not None for choice in choices):
             row["ms"] = "" if choice.latency_ms is None else f"{choice.latency_ms:.3f}"
-        row["FP16 saving kept"] = _share_kept(choice)
+        row["FP16 saving kept"] = share_kept(choice)
         rows.append({**row, "passes": words[choice.passes]})
     return pd.DataFrame(rows)
 
 
-def _share_kept(choice: Choice) -> str:
+def share_kept(choice: Choice) -> str:
     """The share of the saving, with a ~ where it is estimated."""
     if choice.saving_kept is None:
         return ""

@@ -6,8 +6,9 @@ are checked by ONNX and, where it is installed, by TensorRT's parser.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,15 @@ from bisect_trt.base.outcomes import Finding, Validation, word_of
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import times
+from bisect_trt.metrics.time_limits import (
+    LATENCY,
+    PlanSpeed,
+    TimeLimit,
+    parse_time_limits,
+    saving_kept,
+    saying_what_is_held,
+    with_timed_engine,
+)
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.outputs import judged_part
 from bisect_trt.model.precision_rules import STORAGE_TYPE
@@ -183,7 +193,14 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
 
     Raises:
         BadInputError: it is no plan of this model.
+        RunnerUnavailableError: the runner cannot work here, or a time limit cannot be judged.
     """
+    with saying_what_is_held(settings):
+        return _verified(with_timed_engine(settings), saved, observer)
+
+
+def _verified(settings: Settings, saved: SavedPlan, observer: Observer) -> Verification:
+    """The checks of :func:`verify`, by a runner that can judge the time limits."""
     began = time.perf_counter()
     problem, plan = _loaded(_as_saved(settings, saved), saved, observer)
     with open_context(problem, observer, "-verify") as context:
@@ -197,6 +214,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         checks = [
             *_golden(problem, context),
             *_judgements(context, plan),
+            *_limits(context, plan),
             _typed(problem.graph, plan),
             _parsed(problem, plan),
         ]
@@ -274,6 +292,33 @@ def _judgements(context: Context, plan: PrecisionPlan) -> list[Check]:
         return [_judged(evaluator.evaluate(plan), counts=True) for evaluator in emulators]
     decided = _judged(context.engine.evaluate(plan), counts=True)
     return [decided, *(_judged(evaluator.evaluate(plan), counts=False) for evaluator in emulators)]
+
+
+def _limits(context: Context, plan: PrecisionPlan) -> Iterator[Check]:
+    """Check the time limits; a plan that misses its requirements need not be timed."""
+    passes = context.judge.evaluate(plan).verdict.passed
+    for limit in parse_time_limits(context.problem.settings.hold):
+        judged = limit.judged(_speed(context, plan, limit))
+        if judged.met is None and passes:
+            raise RunnerUnavailableError(judged.found)
+        yield Check(judged.text, judged.met, judged.found)
+
+
+def _speed(context: Context, plan: PrecisionPlan, limit: TimeLimit) -> PlanSpeed:
+    """What ``limit`` needs of the speed of ``plan``; a saving is that of the plan's own model."""
+
+    def latency_ms(timed: PrecisionPlan) -> float:
+        return float(context.judge.evaluate(timed).facts.get("latency_ms", math.nan))
+
+    ms = latency_ms(plan)
+    if limit.name == LATENCY:
+        return PlanSpeed(ms if math.isfinite(ms) else None)
+    reduced, fp32 = latency_ms(context.problem.base), latency_ms(PrecisionPlan(Precision.FP32))
+    known = [math.isfinite(time_ms) for time_ms in (ms, reduced, fp32)]
+    if any(known):
+        return PlanSpeed(saving_kept=saving_kept(ms, reduced, fp32) if all(known) else None)
+    share = 0.0 if plan.base is Precision.FP32 else context.costs.saving_kept(plan)
+    return PlanSpeed(saving_kept=share if math.isfinite(share) else None, is_estimated=True)
 
 
 def _judged(result: Evaluation, *, counts: bool) -> Check:
