@@ -13,6 +13,7 @@ from bisect_trt.base.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.settings import Settings
 
 LATENCY, SAVING = "latency_ms", "saving_kept"
+_SIGNS = {LATENCY: "<=", SAVING: ">="}
 FORMS: Mapping[str, str] = {LATENCY: "latency_ms<=MS", SAVING: "saving_kept>=SHARE"}
 """The limits that there are, and how each is written."""
 
@@ -88,7 +89,7 @@ class TimeLimit:
     @property
     def text(self) -> str:
         """The limit as it is written."""
-        return f"{self.name}{'<=' if self.name == LATENCY else '>='}{self.bound:g}"
+        return f"{self.name}{_SIGNS[self.name]}{self.bound:.12g}"
 
     def judged(self, speed: PlanSpeed) -> JudgedLimit:
         """Whether a plan of this speed meets it."""
@@ -117,8 +118,8 @@ def _parsed(text: str) -> TimeLimit:
     name = found["name"]
     if name not in FORMS:
         raise BadInputError(f"{where}: unknown {name!r}; write {forms}")
-    if found["sign"] not in FORMS[name]:
-        raise BadInputError(f"{where}: {name} is bounded from the other side; write {FORMS[name]}")
+    if found["sign"] != _SIGNS[name]:
+        raise BadInputError(f"{where}: {name} is bounded with {_SIGNS[name]}")
     try:
         bound = float(found["bound"])
     except ValueError:

@@ -24,6 +24,7 @@ from fixtures.models import healthy, tf32_victim
 from tests.command import call
 from tests.conftest import run_model
 from tests.copies import FEW
+from tests.engines import Engine, Timed
 
 Files = tuple[Path, Path, Path]
 
@@ -278,3 +279,49 @@ def test_each_thing_that_nobody_asks_for_is_the_plan_s(tmp_path: Path) -> None:
             limits=FEW,
         )
         assert found.validation is not None and found.validation.wanted_of_given == 0.5
+
+
+def on_engine(files: Files, engine: Engine, *limits: str) -> tuple[int, str]:
+    """``verify --hold`` where ``engine`` is in the place of TensorRT."""
+    model, inputs, plan = files
+    given = (model, "--input", inputs, "--plan", plan, "--requirement", "max_abs<=2e-3")
+    held = [word for text in limits for word in ("--hold", text)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bisect_trt.steps.context.open_engine", lambda *_: engine)
+        more = ("--out", model.parent / str(id(engine)), "--json")
+        return ended(call("verify", *given, *held, *more, limits=FEW))
+
+
+def test_the_plan_s_engine_is_held_to_its_time(files: Files) -> None:
+    """Its 10 pins take 3 ms of FP16's 2 and FP32's 4: half of the saving is kept."""
+    engine = Timed(encoder_decomposed())
+    code, output = on_engine(files, engine, "latency_ms<=3", "saving_kept>=0.5")
+    checks = {c["what"]: c for c in json.loads(output)["checks"]}
+    assert code == 0 and checks["latency_ms<=3"]["detail"] == "3 ms"
+    assert checks["saving_kept>=0.5"]["detail"] == "0.5"
+    code, output = on_engine(files, engine, "latency_ms<=2.9", "saving_kept>=0.6")
+    missed = [c["what"] for c in json.loads(output)["checks"] if c["validation"] is False]
+    assert code == 1 and missed == ["latency_ms<=2.9", "saving_kept>=0.6"]
+
+
+def test_a_limit_that_cannot_be_judged_never_passes(files: Files) -> None:
+    untimed = Engine(encoder_decomposed())
+    code, output = on_engine(files, untimed, "latency_ms<=3")
+    assert (code, output) == (
+        3,
+        "bisect-trt: latency_ms<=3: cannot be judged; its engine was not timed\n",
+    )
+    assert not list(files[0].parent.glob("*/verify.json"))
+    code, output = verify(files, "--hold", "latency_ms<=3")
+    assert code == 2 and "--runner emulated times no engine" in output
+    broken = Engine(encoder_decomposed(), breaks=lambda _: True)
+    code, output = on_engine(files, broken, "latency_ms<=3")
+    checks = {c["what"]: c["validation"] for c in json.loads(output)["checks"]}
+    assert code == 1 and checks["latency_ms<=3"] is None, "the plan fails for another reason"
+
+
+def test_a_saving_is_estimated_without_an_engine(files: Files) -> None:
+    code, output = verify(files, "--hold", "saving_kept>=0.9", "--json")
+    (check,) = (c for c in json.loads(output)["checks"] if c["what"] == "saving_kept>=0.9")
+    assert code == 0 and check["detail"].endswith(", estimated")
+    assert 0.9 < float(check["detail"].split(",")[0]) < 1.0
