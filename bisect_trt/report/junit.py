@@ -32,7 +32,7 @@ def as_junit(result: Record, limits: Sequence[JudgedLimit] = ()) -> str:
 
     A gate adds its time ``limits``; one that could not be judged is an error.
     """
-    cases = [*_requirements(result), *map(_limit, limits)]
+    cases = [*_requirements(result), *(_limit(limit, result) for limit in limits)]
     return _written(result, headline(result), cases)
 
 
@@ -88,9 +88,11 @@ def _requirements(result: Record) -> Iterator[_Case]:
         yield _Case(f"requirement {text}", failure, shown=score)
 
 
-def _limit(limit: JudgedLimit) -> _Case:
+def _limit(limit: JudgedLimit, result: Record) -> _Case:
     """The case of a time limit."""
-    field = {True: "shown", False: "failure", None: "error"}[limit.met]
+    # Where no plan passes, there was nothing to time.
+    unknown = "error" if result.passed else "skipped"
+    field = {True: "shown", False: "failure", None: unknown}[limit.met]
     return _Case(limit.text, **{field: limit.found})
 
 

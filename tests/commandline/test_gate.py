@@ -327,4 +327,7 @@ def test_what_was_not_timed_is_not_judged_by_an_estimate() -> None:
     suite = ElementTree.fromstring(as_junit(found, entry.limits))
     assert suite.get("errors") == "2"
     missed = replace(found, passed=False, choices=[])
-    assert judged_entry("a", missed, limits).exit_code == 1, "nothing is there to be timed"
+    entry = judged_entry("a", missed, limits)
+    assert entry.exit_code == 1, "nothing is there to be timed"
+    suite = ElementTree.fromstring(as_junit(missed, entry.limits))
+    assert (suite.get("errors"), suite.get("skipped")) == ("0", "2")
