@@ -325,3 +325,7 @@ def test_a_saving_is_estimated_without_an_engine(files: Files) -> None:
     (check,) = (c for c in json.loads(output)["checks"] if c["what"] == "saving_kept>=0.9")
     assert code == 0 and check["detail"].endswith(", estimated")
     assert 0.9 < float(check["detail"].split(",")[0]) < 1.0
+    files[2].write_text(PrecisionPlan(Precision.FP32).to_json())
+    code, output = verify(files, "--hold", "saving_kept>=0.1", "--json")
+    missed = {c["what"]: c["detail"] for c in json.loads(output)["checks"] if not c["validation"]}
+    assert code == 1 and missed["saving_kept>=0.1"] == "0, estimated"
