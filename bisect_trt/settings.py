@@ -341,6 +341,14 @@ class Settings:
         "--profile",
         "INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs.",
     )
+    time_shape: Sequence[str] = option(
+        (),
+        "--time-shape",
+        "INPUT:SHAPE that engines are timed at, such as x:8x3x736x1280, where production's is not "
+        "that of the inputs.",
+        metavar="INPUT:SHAPE",
+        commands=_RUN,
+    )
     evaluation_timeout_s: float = option(
         900.0,
         "--evaluation-timeout",

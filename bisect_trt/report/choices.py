@@ -9,13 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from bisect_trt.base.display import counted
-from bisect_trt.base.outcomes import Validation, ValidationVerdict
+from bisect_trt.base.outcomes import FP32, PLAN, REPAIRED, Validation, ValidationVerdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.time_limits import PlanSpeed
-
-AS_IS, REPAIRED, FITTED, KNEE = "as it is", "repaired", "weights fitted", "knee"
-PLAN, BF16, FP32 = "plan", "BF16", "FP32"
-"""Names of the rows."""
 
 
 class Passes(StrEnum):

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from bisect_trt.base.display import counted, plural, some_of
-from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.outcomes import Candidate, ChoiceTimes, Finding
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import brief
@@ -253,6 +253,36 @@ def worst_inputs(table: pd.DataFrame) -> pd.DataFrame:
         return table.head(12)
     order = table[scored].max(axis=1).sort_values(ascending=False, kind="stable").index
     return table.loc[order].head(12)
+
+
+def candidates_table(candidates: Sequence[Candidate]) -> pd.DataFrame:
+    """A row per plan that was built and timed for the answer, the chosen one marked."""
+    rows = [
+        {
+            "": ">" if one.chosen else "",
+            "plan": one.name,
+            "FP32 layers": len(one.layers),
+            "worst score": one.score,
+            "ms": "" if one.latency_ms is None else f"{one.latency_ms:.3f}",
+            "passes": "yes" if one.passed else "no",
+        }
+        for one in candidates
+    ]
+    return pd.DataFrame(rows)
+
+
+def times_table(times: Sequence[ChoiceTimes]) -> pd.DataFrame:
+    """A row per choice that was timed, both ways to launch it."""
+    rows = [
+        {
+            "choice": one.name,
+            "CUDA graph, ms": "" if one.graph_ms is None else f"{one.graph_ms:.3f}",
+            "single launches, ms": f"{one.plain_ms:.3f}",
+            "between quartiles, ms": f"{one.spread_ms:.3f}",
+        }
+        for one in times
+    ]
+    return pd.DataFrame(rows)
 
 
 def choices_table(choices: Sequence[Choice], rules: Sequence[str]) -> pd.DataFrame:

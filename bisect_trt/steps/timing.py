@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.base.errors import RunnerFailedError, one_line
+from bisect_trt.base.outcomes import ChoiceTimes
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
@@ -149,6 +150,17 @@ class Timing:
                 found.append(f"{count} used the GPU while engines were timed.")
         return tuple(found)
 
+    def of_choices(self) -> tuple[ChoiceTimes, ...]:
+        """The times of each name that has some, for a record."""
+        found = []
+        for name, plan in self.plans.items():
+            graph, plain = plan.graph, plan.plain
+            if plain is not None:
+                used = graph or plain
+                ms = graph.median_ms if graph is not None else None
+                found.append(ChoiceTimes(name, ms, plain.median_ms, used.high_ms - used.low_ms))
+        return tuple(found)
+
     def advice(self, name: str) -> str:
         """Says that CUDA graphs are worth it for a plan; '' where they are not."""
         graph, plain = self.plans[name].graph, self.plans[name].plain
@@ -166,6 +178,10 @@ class Variant:
 
     graph: Graph
     plan: PrecisionPlan
+
+
+Timer = Callable[[Mapping[str, Variant], Sample], Timing]
+"""Builds variants for a sample's shapes and times them beside each other."""
 
 
 def time_engines(
