@@ -347,7 +347,7 @@ class Settings:
         "INPUT:SHAPE that engines are timed at, such as x:8x3x736x1280, where production's is not "
         "that of the inputs.",
         metavar="INPUT:SHAPE",
-        commands=_RUN,
+        commands=_JUDGED,
     )
     evaluation_timeout_s: float = option(
         900.0,

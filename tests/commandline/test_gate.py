@@ -17,11 +17,12 @@ from click.testing import Result as Ended
 from bisect_trt import Result
 from bisect_trt.base.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.outcomes import FP32, PLAN
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.cli import main
 from bisect_trt.metrics.time_limits import parse_time_limits
 from bisect_trt.pipeline import run
-from bisect_trt.report.choices import FP32, PLAN, Choice, Passes
+from bisect_trt.report.choices import Choice, Passes
 from bisect_trt.report.gate import Gate, gate_page, judged_entry, read_project
 from bisect_trt.report.junit import as_junit
 from bisect_trt.settings import Settings

@@ -20,11 +20,11 @@ import bisect_trt
 from bisect_trt import pipeline
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import Observer, StoppedError
-from bisect_trt.base.outcomes import Tally
+from bisect_trt.base.outcomes import PLAN, Tally
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.graph import list_layers
 from bisect_trt.metrics.time_limits import JudgedLimit, PlanSpeed, parse_time_limits
-from bisect_trt.report.choices import PLAN, Choice, Passes
+from bisect_trt.report.choices import Choice, Passes
 from bisect_trt.report.diff import diff_record, diff_runs
 from bisect_trt.report.gate import limits_held
 from bisect_trt.report.record import read_run

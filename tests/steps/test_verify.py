@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,6 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.runners.tensorrt.timing import RoundTimes
+from bisect_trt.steps.timing import PlanTime, Timer, Timing, Variant
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy, tf32_victim
@@ -281,13 +285,16 @@ def test_each_thing_that_nobody_asks_for_is_the_plan_s(tmp_path: Path) -> None:
         assert found.validation is not None and found.validation.wanted_of_given == 0.5
 
 
-def on_engine(files: Files, engine: Engine, *limits: str) -> tuple[int, str]:
-    """``verify --hold`` where ``engine`` is in the place of TensorRT."""
+def on_engine(
+    files: Files, engine: Engine, *limits: str, timer: Timer | None = None
+) -> tuple[int, str]:
+    """``verify --hold`` where ``engine`` and ``timer`` are in the place of TensorRT's."""
     model, inputs, plan = files
     given = (model, "--input", inputs, "--plan", plan, "--requirement", "max_abs<=2e-3")
     held = [word for text in limits for word in ("--hold", text)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bisect_trt.steps.context.open_engine", lambda *_: engine)
+        patch.setattr("bisect_trt.steps.context.timer_of", lambda *_: timer)
         more = ("--out", model.parent / str(id(engine)), "--json")
         return ended(call("verify", *given, *held, *more, limits=FEW))
 
@@ -302,6 +309,25 @@ def test_the_plan_s_engine_is_held_to_its_time(files: Files) -> None:
     code, output = on_engine(files, engine, "latency_ms<=2.9", "saving_kept>=0.6")
     missed = [c["what"] for c in json.loads(output)["checks"] if c["validation"] is False]
     assert code == 1 and missed == ["latency_ms<=2.9", "saving_kept>=0.6"]
+
+
+def test_engines_that_can_be_timed_beside_each_other_are(files: Files) -> None:
+    """As in a run: one clock for both, and no more engines than a limit needs."""
+    timed: list[list[str]] = []
+
+    def timer(variants: Mapping[str, Variant], _: Sample) -> Timing:
+        timed.append(list(variants))
+        ms = {"plan": 1.25, "as it is": 1.0, "FP32": 2.0}
+        rounds = {name: RoundTimes((ms[name],) * 9, (9.0,) * 9) for name in variants}
+        return Timing({name: PlanTime(times) for name, times in rounds.items()}, {})
+
+    engine = Timed(encoder_decomposed())
+    code, output = on_engine(files, engine, "latency_ms<=1.25", "saving_kept>=0.75", timer=timer)
+    details = {c["what"]: c["detail"] for c in json.loads(output)["checks"]}
+    assert code == 0 and details["latency_ms<=1.25"] == "1.25 ms"
+    assert details["saving_kept>=0.75"] == "0.75"
+    assert on_engine(files, engine, "latency_ms<=1.2", timer=timer)[0] == 1
+    assert timed == [["plan", "as it is", "FP32"], ["plan"]]
 
 
 def test_a_limit_that_cannot_be_judged_never_passes(files: Files) -> None:
