@@ -9,6 +9,7 @@ from dataclasses import replace
 from bisect_trt.base.outcomes import AS_IS, BF16, FITTED, FP32, KNEE, PLAN, REPAIRED
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.metrics.time_limits import saving_kept
 from bisect_trt.model.cost import SAME_TIME, CostTable
 from bisect_trt.report.choices import Choice, Passes
 from bisect_trt.report.record import Record
@@ -150,9 +151,7 @@ def _saving_kept(name: str, times: Mapping[str, float]) -> float | None:
     """The share of the reduced precision's saving that a row keeps; None if it saves nothing."""
     if AS_IS not in times or FP32 not in times:
         return None
-    whole = times[FP32] - times[AS_IS]
-    # An engine's times differ by chance where nothing is saved.
-    return (times[FP32] - times[name]) / whole if whole > 0.01 * times[FP32] else None
+    return saving_kept(times[name], times[AS_IS], times[FP32])
 
 
 def is_slower(row: Choice, other: Choice) -> bool:

@@ -26,7 +26,7 @@ from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.select_robust import bisect, ranked_by_worth
-from bisect_trt.steps.timing import Timing, Variant
+from bisect_trt.steps.timing import Build, Timing
 from bisect_trt.steps.validation import validate_next
 from bisect_trt.steps.validation_inputs import MAX_TESTS
 
@@ -140,15 +140,15 @@ def fastest_plan(
 ) -> Judgement:
     """``judgement``, or that of the fastest candidate which is right on the engine and validated.
 
-    Nothing is built where the answer keeps next to all of the time that FP16 saves, or where
-    nothing here can time engines.
+    Nothing is built where the answer costs next to nothing by the estimate, or where nothing here
+    can time engines.
     """
     if context.timer is None or triage.unseen is None or not judgement.passed:
         return judgement
     settings = problem.settings
     if settings.max_cost is not None or settings.certify == "engine":
         return judgement
-    if _keeps_it_all(engine, judgement.result):
+    if _keeps_it_all(context, triage, judgement.plan.chosen):
         return judgement
     context.observer.step("fastest")
     race = _Race(problem, context, emulated, triage, judgement, engine.pinned.score)
@@ -159,19 +159,19 @@ def fastest_plan(
     right = [name for name, result in race.results.items() if result.verdict.passed]
     plans = {AS_IS: engine.base.plan, **{name: race.plan(name) for name in right}}
     plans[FP32] = engine.fp32.plan
-    timing = time_beside(context, {n: Variant(problem.graph, p) for n, p in plans.items()})
+    timing = time_beside(context, {n: Build(problem.graph, p) for n, p in plans.items()})
     if timing is None:
         return judgement
     found = _validated(problem, context, race, right, timing, judgement)
     return replace(found, candidates=_candidates(problem, race, timing, found))
 
 
-def time_beside(context: Context, variants: Mapping[str, Variant]) -> Timing | None:
-    """The times of ``variants``; None, with a note, where they cannot be timed here."""
+def time_beside(context: Context, builds: Mapping[str, Build]) -> Timing | None:
+    """The times of ``builds``; None, with a note, where they cannot be timed here."""
     assert context.timer is not None
-    context.tell(f"{len(variants)} engines, timed in rounds")
+    context.tell(f"{len(builds)} engines, timed in rounds")
     try:
-        timing = context.timer(variants, context.problem.timed_sample)
+        timing = context.timer(builds, context.problem.timed_sample)
     except (RunnerFailedError, RunnerUnavailableError) as error:
         context.note(
             Finding("not-timed", "", f"engines were not timed beside each other: {one_line(error)}")
@@ -181,13 +181,11 @@ def time_beside(context: Context, variants: Mapping[str, Variant]) -> Timing | N
     return timing
 
 
-def _keeps_it_all(engine: EngineBaselines, answer: Evaluation) -> bool:
-    """Whether the answer takes about the time of FP16, so that no other can be much faster."""
-    fp16, fp32, its = (
-        float(found.facts.get("latency_ms", math.nan))
-        for found in (engine.base, engine.fp32, answer)
-    )
-    return its <= fp16 + SAME_TIME * max(fp32 - fp16, 0.0)
+def _keeps_it_all(context: Context, triage: Triage, pins: frozenset[str]) -> bool:
+    """Whether ``pins`` cost so little by the estimate that no other plan can be much faster."""
+    costs = context.costs
+    cost = costs.predicted(triage.base.with_pins(pins)) - costs.predicted(triage.base)
+    return cost <= SAME_TIME * costs.extra
 
 
 def _validated(
@@ -249,11 +247,11 @@ def time_choices(state: RunState, context: Context) -> Timing | None:
     """The times of the engines of the answers, by choice; None where nothing can time them."""
     if context.timer is None or state.engine is None or not state.engine.fp32.worst:
         return None
-    variants = _variants(state)
-    if variants.keys() <= {AS_IS, FP32} and not _as_it_is(state):  # FP32 is the only answer
+    builds = _builds(state)
+    if builds.keys() <= {AS_IS, FP32} and not _as_it_is(state):  # FP32 is the only answer
         return None
     context.observer.step("timing")
-    timing = time_beside(context, variants)
+    timing = time_beside(context, builds)
     best = fastest_right(state, timing) if timing is not None else None
     if timing is not None and best is not None and (advice := timing.advice(best)):
         context.note(Finding("cuda-graph", "", advice))
@@ -265,21 +263,21 @@ def _as_it_is(state: RunState) -> bool:
     return state.engine is not None and state.engine.base.verdict.passed
 
 
-def _variants(state: RunState) -> dict[str, Variant]:
+def _builds(state: RunState) -> dict[str, Build]:
     """The plans to be timed, by choice."""
     assert state.engine is not None
-    graph, found = state.problem.graph, dict[str, Variant]()
+    graph, found = state.problem.graph, dict[str, Build]()
     if state.engine.base.worst:
-        found[AS_IS] = Variant(graph, state.engine.base.plan)
+        found[AS_IS] = Build(graph, state.engine.base.plan)
     for name, answered in ((REPAIRED, state.repaired), (FITTED, state.fitted)):
         result = _judged(answered.state) if answered is not None else None
         if answered is not None and result is not None:
-            found[name] = Variant(answered.state.problem.graph, result.plan)
+            found[name] = Build(answered.state.problem.graph, result.plan)
     if state.judgement is not None and state.judgement.passed:
-        found[PLAN] = Variant(graph, state.judgement.plan)
+        found[PLAN] = Build(graph, state.judgement.plan)
     if state.bf16 is not None and state.bf16.evaluation.verdict.passed:
-        found[BF16] = Variant(graph, state.bf16.evaluation.plan)
-    found[FP32] = Variant(graph, state.engine.fp32.plan)
+        found[BF16] = Build(graph, state.bf16.evaluation.plan)
+    found[FP32] = Build(graph, state.engine.fp32.plan)
     return found
 
 

@@ -57,7 +57,7 @@ from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import problem_on
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented
 from bisect_trt.steps.saved_plan import SavedPlan
-from bisect_trt.steps.timing import Variant
+from bisect_trt.steps.timing import Build
 from bisect_trt.steps.validation import validate
 from bisect_trt.steps.validation_inputs import VERIFYING, WANTED, planned_test
 
@@ -327,7 +327,7 @@ def _times_ms(context: Context, plans: Mapping[str, PrecisionPlan]) -> dict[str,
     """The times of engines, beside each other if possible; none where nothing times engines."""
     if context.timer is not None:
         graph = context.problem.graph
-        timing = time_beside(context, {name: Variant(graph, p) for name, p in plans.items()})
+        timing = time_beside(context, {name: Build(graph, p) for name, p in plans.items()})
         found = {name: timing.ms(name) for name in timing.plans} if timing is not None else {}
     else:
         results = {name: context.judge.evaluate(one) for name, one in plans.items()}

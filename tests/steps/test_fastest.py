@@ -17,7 +17,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.report.record import read_run
 from bisect_trt.runners.tensorrt.timing import RoundTimes
-from bisect_trt.steps.timing import PlanTime, Timing, Variant
+from bisect_trt.steps.timing import Build, PlanTime, Timing
 from fixtures.fixture import Fixture
 from fixtures.models import residual
 from tests.copies import EIGHT, FEW
@@ -36,10 +36,10 @@ class Timer:
         self.samples: list[Sample] = []
         self.timed: list[list[str]] = []
 
-    def __call__(self, variants: Mapping[str, Variant], sample: Sample) -> Timing:
+    def __call__(self, builds: Mapping[str, Build], sample: Sample) -> Timing:
         self.samples.append(sample)
-        self.timed.append(list(variants))
-        return Timing({name: self._time(v.plan) for name, v in variants.items()}, {})
+        self.timed.append(list(builds))
+        return Timing({name: self._time(v.plan) for name, v in builds.items()}, {})
 
     def _time(self, plan: PrecisionPlan) -> PlanTime:
         ms = self._clock(plan)

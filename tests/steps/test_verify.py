@@ -21,7 +21,7 @@ import bisect_trt
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.runners.tensorrt.timing import RoundTimes
-from bisect_trt.steps.timing import PlanTime, Timer, Timing, Variant
+from bisect_trt.steps.timing import Build, PlanTime, Timer, Timing
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy, tf32_victim
@@ -315,10 +315,10 @@ def test_engines_that_can_be_timed_beside_each_other_are(files: Files) -> None:
     """As in a run: one clock for both, and no more engines than a limit needs."""
     timed: list[list[str]] = []
 
-    def timer(variants: Mapping[str, Variant], _: Sample) -> Timing:
-        timed.append(list(variants))
+    def timer(builds: Mapping[str, Build], _: Sample) -> Timing:
+        timed.append(list(builds))
         ms = {"plan": 1.25, "as it is": 1.0, "FP32": 2.0}
-        rounds = {name: RoundTimes((ms[name],) * 9, (9.0,) * 9) for name in variants}
+        rounds = {name: RoundTimes((ms[name],) * 9, (9.0,) * 9) for name in builds}
         return Timing({name: PlanTime(times) for name, times in rounds.items()}, {})
 
     engine = Timed(encoder_decomposed())
