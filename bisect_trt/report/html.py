@@ -41,8 +41,8 @@ _TRADEOFF = names_in(
 _SEARCH = names_in("evaluation runner on base pins outcome score seconds note")
 _NAMED = names_in("layer op module where")
 _PINS = names_in(
-    "layer op module where sensitivity proved proved_on proof_evaluation outcome_without "
-    "score_without missed_on"
+    "layer op module where sensitivity held inherited proved proved_on proof_evaluation "
+    "outcome_without score_without missed_on"
 )
 _FLAGS = names_in("pinned source finite engine_finite")
 _LAYERS = names_in(
@@ -187,6 +187,7 @@ def as_html(result: Record) -> str:
             search=_table(result.search, _SEARCH),
             pins=_table(_with_places(tables.shown_pins(result)), _PINS),
             unproved=text.unproved(result),
+            ordered_by=text.sensitivity_sentences(result),
             sources=text.sources(result.layers),
             proved=bool(result.pins["proved"].any()),
             cost=_table(result.cost, tables.COST_COLUMNS),
