@@ -25,7 +25,13 @@ from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief
 from bisect_trt.report import figures, tables, text
 from bisect_trt.report.choices import saved_by_repair
 from bisect_trt.report.columns import names_in
-from bisect_trt.report.headline import files_line, headline, next_step, not_covered
+from bisect_trt.report.headline import (
+    cause_sentence,
+    files_line,
+    headline,
+    next_step,
+    not_covered,
+)
 from bisect_trt.report.record import Record
 from bisect_trt.report.repairs import proof_sentence, refusal_lines
 from bisect_trt.report.weights import weights_table
@@ -145,6 +151,7 @@ def _answer(result: Record) -> dict[str, Any]:
         "result": result,
         "tone": text.tone(result),
         "headline": headline(result),
+        "cause": cause_sentence(result),
         # The table's caption and rows say the first sentence.
         "validation": [*text.validation_sentences(result.validation)[1:], *not_covered(result)],
         "caption": text.verdict_words(result.validation) or "What it holds on",
