@@ -299,7 +299,9 @@ def _rows(
     rows: dict[str, list[SensitivityRow]] = {name: [] for name in layers}
     runs, expected = 0, len(layers) * len(samples)
     alone = (context.emulator_pool or context.emulator).sensitivities
-    if context.emulator_pool is None and _is_quicker_by_node(problem, context):
+    here = context.emulator_pool is None and context.emulator.device == CPU
+    nodes, threads = len(problem.graph.names), thread_count(problem.settings.threads)
+    if here and begin_at_layers(nodes, context.pace.usual_seconds, threads):
         alone = context.emulator.sensitivities_from_there
     for sample in samples:
         keys = {name: _key(context, sample, reduced, name) for name in layers}
@@ -332,14 +334,13 @@ def _rows(
     return rows, runs
 
 
-def _is_quicker_by_node(problem: Problem, context: Context) -> bool:
-    """Whether runs that begin at their layers take less time; both ways give the same outputs."""
-    if context.emulator.device != CPU:
-        return False
-    # What an inference takes is counted for two cores, and the interpreter uses one.
-    threads = thread_count(problem.settings.threads)
-    inference_s = context.pace.usual_seconds * 2.0 / threads
-    return len(problem.graph.names) * NODE_SECONDS <= inference_s
+def begin_at_layers(nodes: int, usual_seconds: float, threads: int) -> bool:
+    """Whether single-layer runs take less time where each begins at its layer.
+
+    Both ways give the same outputs. ``usual_seconds`` is what an inference takes on two cores.
+    """
+    # The interpreter handles one node at a time, on however many cores.
+    return nodes * NODE_SECONDS <= usual_seconds * 2.0 / threads
 
 
 def _key(context: Context, sample: Sample, reduced: PrecisionPlan, layer: str) -> str:
