@@ -76,6 +76,19 @@ class Diagnosis:
         return Diagnosis(causes[0].name, " ".join(c.sentence for c in causes), tuple(causes))
 
 
+@dataclass(frozen=True)
+class ErrorShare:
+    """The few ``layers`` that make nearly all of the error, by measured scores.
+
+    ``share``: the part of the worst score that goes where they are kept in FP32; NaN where that
+    score is infinite. ``left``: the worst score that stays, in tolerances.
+    """
+
+    layers: tuple[str, ...]
+    share: float
+    left: float
+
+
 VANISHING = "weight-underflow"
 """Kind of finding: a constant is partly below the format's smallest number."""
 

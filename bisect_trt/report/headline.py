@@ -8,7 +8,7 @@ import shlex
 import pandas as pd
 
 from bisect_trt.base.display import counted
-from bisect_trt.base.outcomes import CONFIDENCE, Cause, ValidationVerdict
+from bisect_trt.base.outcomes import CONFIDENCE, Cause, ErrorShare, ValidationVerdict
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.statistics import copies_needed
@@ -264,10 +264,34 @@ def _of_given(result: Record) -> str:
 def answer_lines(result: Record) -> list[str]:
     """The first lines: answer, validation, next step, cause, before and after."""
     lines = [headline(result), *validation_sentences(result.validation), *not_covered(result)]
-    lines += [line for line in (next_step(result), result.sentence) if line]
+    lines += [line for line in (next_step(result), cause_sentence(result)) if line]
     scores = "" if math.isnan(result.base_score) else f"before: {score_before(result)}   "
     scores += f"after: {score_after(result)}   " if scores and result.passed else ""
     return [*lines, f"{scores}requirement: {', '.join(result.requirements)}"]
+
+
+def cause_sentence(result: Record) -> str:
+    """The cause, and the few layers that make nearly all of the error where there are such."""
+    if result.error_share is None:
+        return result.sentence
+    named = {name for cause in result.causes[:1] for name in cause.layers}
+    said = _share_sentence(result.error_share, is_named=named == set(result.error_share.layers))
+    return f"{result.sentence} {said}".strip()
+
+
+def _share_sentence(found: ErrorShare, *, is_named: bool) -> str:
+    """What few layers do, which ``is_named`` says that the sentence before has named."""
+    one, which = len(found.layers) == 1, ", ".join(found.layers)
+    layers = counted(len(found.layers), "layer")
+    if math.isnan(found.share):
+        verb, them = ("makes", "it") if one else ("make", "them")
+        left = f"With {them} in FP32, {times(found.left)} is left."
+        return f"{layers} {verb} the error infinite: {which}. {left}"
+    # Rounded down: "100 %" would be said of 99.5.
+    share = f"{math.floor(100.0 * found.share + 1e-6)} % of the error"
+    if is_named:
+        return f"It makes {share}." if one else f"They make {share}."
+    return f"{share} is made by {layers}: {which}."
 
 
 def not_covered(result: Record) -> list[str]:

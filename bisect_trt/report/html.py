@@ -25,7 +25,13 @@ from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief
 from bisect_trt.report import figures, tables, text
 from bisect_trt.report.choices import saved_by_repair
 from bisect_trt.report.columns import names_in
-from bisect_trt.report.headline import files_line, headline, next_step, not_covered
+from bisect_trt.report.headline import (
+    cause_sentence,
+    files_line,
+    headline,
+    next_step,
+    not_covered,
+)
 from bisect_trt.report.record import Record
 from bisect_trt.report.repairs import proof_sentence, refusal_lines
 from bisect_trt.report.weights import weights_table
@@ -41,8 +47,8 @@ _TRADEOFF = names_in(
 _SEARCH = names_in("evaluation runner on base pins outcome score seconds note")
 _NAMED = names_in("layer op module where")
 _PINS = names_in(
-    "layer op module where sensitivity proved proved_on proof_evaluation outcome_without "
-    "score_without missed_on"
+    "layer op module where sensitivity held inherited proved proved_on proof_evaluation "
+    "outcome_without score_without missed_on"
 )
 _FLAGS = names_in("pinned source finite engine_finite")
 _LAYERS = names_in(
@@ -145,6 +151,7 @@ def _answer(result: Record) -> dict[str, Any]:
         "result": result,
         "tone": text.tone(result),
         "headline": headline(result),
+        "cause": cause_sentence(result),
         # The table's caption and rows say the first sentence.
         "validation": [*text.validation_sentences(result.validation)[1:], *not_covered(result)],
         "caption": text.verdict_words(result.validation) or "What it holds on",
@@ -188,6 +195,7 @@ def as_html(result: Record) -> str:
             search=_table(result.search, _SEARCH),
             pins=_table(_with_places(tables.shown_pins(result)), _PINS),
             unproved=text.unproved(result),
+            ordered_by=text.sensitivity_sentences(result),
             sources=text.sources(result.layers),
             proved=bool(result.pins["proved"].any()),
             cost=_table(result.cost, tables.COST_COLUMNS),

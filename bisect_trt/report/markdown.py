@@ -28,13 +28,16 @@ from bisect_trt.report.text import (
     number,
     scores_in_words,
     search_sentences,
+    sensitivity_sentences,
 )
 from bisect_trt.report.weights import weights_table
 
 SHOWN_ROWS = 100
 """Rows of a table: a comment on GitHub holds 65,536 characters."""
 
-_PINS = names_in("layer op sensitivity proved proved_on outcome_without score_without")
+_PINS = names_in(
+    "layer op sensitivity held inherited proved proved_on outcome_without score_without"
+)
 _REQUIREMENTS = names_in("requirement reduced_score plan_score")
 
 
@@ -82,6 +85,8 @@ def _detail_lines(result: Record) -> Iterator[str]:
     yield from ("", "## Pinned layers", "")
     for sentence in search_sentences(result):
         yield f"- {markdown(sentence)}"
+    for sentence in sensitivity_sentences(result):
+        yield f"- {sentence}"
     yield from ("", *table_lines(shown_pins(result), _PINS, more="pins.csv"))
     yield from ("", "## Outputs", "", *table_lines(result.outputs, OUTPUT_COLUMNS, "outputs.csv"))
     if result.engine:

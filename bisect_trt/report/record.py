@@ -27,6 +27,7 @@ from bisect_trt.base.outcomes import (
     Cause,
     CauseFound,
     ChoiceTimes,
+    ErrorShare,
     Finding,
     InputKind,
     Reproducibility,
@@ -137,6 +138,7 @@ class Record:
         choices: the rows that a user chooses among, one of them recommended.
         repair: the edits of the graph, their proof and what was refused.
         weights: the layers whose weights were rounded to fit.
+        error_share: the few layers that make nearly all of the error; None where none do.
     """
 
     model: str
@@ -187,6 +189,7 @@ class Record:
     choices: Sequence[Choice] = ()
     repair: RepairFacts = field(default_factory=RepairFacts)
     weights: WeightFacts = field(default_factory=WeightFacts)
+    error_share: ErrorShare | None = None
 
     @property
     def pinned(self) -> list[str]:
@@ -295,6 +298,7 @@ class Record:
                 {"name": c.name.value, "layers": list(c.layers), "sentence": c.sentence}
                 for c in self.causes
             ],
+            "error_share": asdict(self.error_share) if self.error_share is not None else None,
             "passed": self.passed,
             "exit_code": EXIT_INTERRUPTED if self.interrupted else self.exit_code,
             "complete": self.complete,
@@ -482,6 +486,7 @@ def _record(data: Json, folder: Path) -> Record:
         choices=[choice_from_json(row) for row in data["choices"]],
         repair=facts_from_json(data),
         weights=weights_from_json(data["weights"]),
+        error_share=_error_share(data["error_share"]) if data.get("error_share") else None,
     )
 
 
@@ -525,6 +530,10 @@ def _engine(data: Json) -> EngineFacts:
     )
     facts["times"] = tuple(_made(ChoiceTimes, one) for one in facts.get("times", ()))
     return _made(EngineFacts, facts)
+
+
+def _error_share(data: Json) -> ErrorShare:
+    return ErrorShare(tuple(data["layers"]), _number(data["share"]), _number(data["left"]))
 
 
 def _search(data: Json) -> SearchFacts:

@@ -343,20 +343,32 @@ def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:
     return ranked[[c for c in _COMPARED_COLUMNS if c in ranked]].head(40)
 
 
-def shown_pins(result: Record) -> pd.DataFrame:
-    """The pins with their proofs and sensitivities; where none is proved, the worst first."""
-    present = [c for c in ("sensitivity", "module", "file", "line") if c in result.layers]
+def pins_by_effect(result: Record) -> pd.DataFrame:
+    """The pins by sensitivity, the largest first, with their proofs and their layers' columns.
+
+    Those that were not measured alone follow by rank, then those that only move values, then those
+    held from the start.
+    """
     if result.pins.empty:
         return result.pins
+    names = ("sensitivity", "rank", "module", "file", "line")
+    present = [c for c in names if c in result.layers]
     pins = result.pins.merge(result.layers[["layer", *present]], on="layer", how="left")
-    if pins["proved"].all():
-        return pins.drop(columns="proved")
-    if pins["proved"].any():
+    order = [c for c in ("held", "inherited", "sensitivity", "rank") if c in pins]
+    rising = [name != "sensitivity" for name in order]
+    return pins.sort_values(order, ascending=rising, kind="stable")
+
+
+def shown_pins(result: Record) -> pd.DataFrame:
+    """The pins for a page, in the same order; without the columns that say nothing of them."""
+    pins = pins_by_effect(result)
+    if pins.empty:
         return pins
-    pins = pins[["layer", "op", *present]]
-    if "sensitivity" not in pins:
-        return pins
-    return pins.sort_values("sensitivity", ascending=False, kind="stable")
+    unused = [c for c in ("held", "inherited") if c in pins and not pins[c].any()]
+    unused += ["proved"] if pins["proved"].all() else []
+    if not pins["proved"].any():
+        unused += [c.name for c in PINS if c.name not in ("layer", "op", "held", "inherited")]
+    return pins.drop(columns={"rank", *unused} & {*pins})
 
 
 def requirements_table(

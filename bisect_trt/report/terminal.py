@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -24,6 +25,7 @@ from bisect_trt.base.errors import EXIT_OK
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.limits import in_words, peak_bytes
 from bisect_trt.base.outcomes import VANISHING
+from bisect_trt.metrics.requirements import brief
 from bisect_trt.model.inspection import Inspection
 from bisect_trt.reduction.cures import Cures
 from bisect_trt.reduction.oracle import Observation
@@ -43,7 +45,12 @@ from bisect_trt.report.reduced import headline as headline_of_subgraph
 from bisect_trt.report.repairs import Repaired, edit_lines, refusal_lines
 from bisect_trt.report.repairs import headline as headline_of_repair
 from bisect_trt.report.repairs import lines as lines_of_repair
-from bisect_trt.report.tables import OUTPUT_COLUMNS, choices_table, suspect_layers
+from bisect_trt.report.tables import (
+    OUTPUT_COLUMNS,
+    choices_table,
+    pins_by_effect,
+    suspect_layers,
+)
 from bisect_trt.steps.verify import Verification
 
 
@@ -240,15 +247,18 @@ def print_verdict(console: Console, result: Record, *, verbose: bool = False) ->
     for line in refusal_lines(result.repair) if verbose else ():
         console.print(printable(line), soft_wrap=True)
     if len(result.pins):
-        last = [c for c in ("held", "inherited") if c in result.pins]  # False sorts before True
-        shown = list(result.pins.sort_values(last, kind="stable").itertuples())[:SHOWN_ROWS]
+        shown = list(pins_by_effect(result).itertuples())[:SHOWN_ROWS]
         least = any(row.proved and text.is_least(row) for row in shown)
-        table = _table(["pinned layer", "op", "without it, at least" if least else "without it"])
+        without = "without it, at least" if least else "without it"
+        measured = any(not math.isnan(_sensitivity(row)) for row in shown)
+        columns = ["sensitivity, in tolerances"] if measured else []
+        table = _table(["pinned layer", "op", *columns, without])
         for row in shown:
             why = text.unproved(result, row)
             if row.proved:
                 why = f"{row.outcome_without}, {text.score_without(row)}"
-            table.add_row(printable(str(row.layer)), str(row.op), why)
+            cells = [brief(_sensitivity(row))] if measured else []
+            table.add_row(printable(str(row.layer)), str(row.op), *cells, why)
         console.print(table)
         if len(result.pins) > SHOWN_ROWS:
             console.print(f"... and {len(result.pins) - SHOWN_ROWS} more in pins.csv")
@@ -262,6 +272,11 @@ def print_verdict(console: Console, result: Record, *, verbose: bool = False) ->
     made = f"{evaluations} ({result.new_evaluations} new) and {runs} in {result.seconds:.1f} s"
     console.print(printable(f"{made}; {text.judged_by(result)}"))
     console.print(printable(files_line(result)), soft_wrap=True)
+
+
+def _sensitivity(pin: Any) -> float:
+    """The sensitivity of a pin; NaN where it was not measured."""
+    return float(getattr(pin, "sensitivity", math.nan))
 
 
 def _print_findings(console: Console, result: Record, whole: str) -> None:

@@ -99,6 +99,26 @@ def unproved(result: Record, pin: Any = None) -> str:
     return "ranked, not proved" if result.ranked else "not yet proved"
 
 
+def sensitivity_sentences(result: Record) -> list[str]:
+    """What the pins are ordered by, and which were not measured; empty where none was."""
+    scores = result.layers.get("sensitivity")
+    if result.pins.empty or scores is None or not scores.notna().any():
+        return []
+    lines = [
+        "The pins are ordered by sensitivity: the score, in multiples of the tolerance, when only "
+        "this layer is reduced."
+    ]
+    held = result.pins[result.pins["held"]]
+    searched = set(result.pins["layer"]).difference(held["layer"])
+    measured = set(result.layers["layer"][scores.notna()])
+    if searched - measured:
+        lines.append("Those that were not measured alone follow by rank.")
+    if len(held):
+        why = unproved(result, next(held.itertuples()))
+        lines.append(f"Not measured, and last: {counted(len(held), 'layer')} ({why}).")
+    return lines
+
+
 def is_lifted(result: Record) -> bool:
     """Whether the source model is reduced already, so that its FP32 layers are held."""
     return any(finding.kind == "lifted" for finding in result.findings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -89,6 +89,15 @@ class Execution:
         """Drops tensors."""
         for name in names:
             self.values.pop(name, None)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An execution up to ``layer``, the node at ``place``."""
+
+    layer: str
+    place: int
+    execution: Execution
 
 
 def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
@@ -187,6 +196,46 @@ class NodeByNode:
             yield step, exact, low
             self._keep(step, Precision.FP32, exact, execution)
             execution.free(step.frees)
+
+    def begun_alone(
+        self, sample: Sample, precision: Precision, layers: Set[str]
+    ) -> Iterator[Begun]:
+        """Yields the FP32 execution up to each of ``layers``, which alone is reduced, in order.
+
+        Raises:
+            RunnerFailedError: a layer cannot be computed.
+        """
+        execution = self._start(sample)
+        for place, step in enumerate(self._steps):
+            exact = self._execute(step, Precision.FP32, execution)
+            if step.name in layers and precision in step.reduced:
+                low = self._execute(step, precision, execution)
+                begun = Execution(dict(execution.values), execution.owners)
+                self._keep(step, Precision.FP32, low, begun)
+                self._free(step, begun)
+                yield Begun(step.name, place, begun)
+            self._keep(step, Precision.FP32, exact, execution)
+            self._free(step, execution)
+
+    def finished(self, begun: Begun) -> dict[str, NDArray[Any]]:
+        """Returns the outputs where the layers that are left run in FP32; thread-safe.
+
+        Raises:
+            RunnerFailedError: a layer cannot be computed.
+        """
+        execution = begun.execution
+        for step in self._steps[begun.place + 1 :]:
+            results = self._execute(step, Precision.FP32, execution)
+            self._keep(step, Precision.FP32, results, execution)
+            self._free(step, execution)
+        owners: list[ort.OrtValue] = []
+        values = {n: self._value(n, execution, owners) for n in self._graph.outputs}
+        # An input that is also an output is the caller's memory, which may be freed: copied.
+        return {name: viewed(value).copy() for name, value in values.items()}
+
+    def _free(self, step: Step, execution: Execution) -> None:
+        """Drops what is not read after ``step``, and is no output of the model."""
+        execution.free([name for name in step.frees if name not in self._graph.outputs])
 
     def _traced(
         self, step: Step, plan: PrecisionPlan, exact: Execution, low: Execution

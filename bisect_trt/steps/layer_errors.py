@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.limits import thread_count
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.cache import Row
@@ -24,6 +26,7 @@ from bisect_trt.metrics.errors import (
     tensor_error,
     worst_of,
 )
+from bisect_trt.runners.concurrency import HEADROOM_BYTES, side_by_side
 from bisect_trt.runners.node_by_node import LayerValues
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
@@ -82,49 +85,88 @@ def trace_layers(problem: Problem, context: Context, samples: Sequence[Sample]) 
 def _traced(problem: Problem, context: Context, samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """The columns of numbers, each in the order of the layers."""
     plan = PrecisionPlan(problem.settings.precision, problem.source_fp32)
-    found = {layer.name: _LayerErrors(layer.op, len(samples)) for layer in problem.layers}
+    found = {layer.name: _LayerErrors(len(samples)) for layer in problem.layers}
+    ops = {layer.name: layer.op for layer in problem.layers}
+    threads = thread_count(problem.settings.threads)
     expected = len(samples) * len(problem.layers)
+
+    def measured(values: LayerValues) -> tuple[str, _Errors]:
+        return values.layer, _Errors.of(values, ops[values.layer])
+
+    def at_once(values: LayerValues) -> int:
+        # Three executions' values, and about as much to compare them.
+        return max(1, min(threads, HEADROOM_BYTES // max(1, 6 * values.reference.nbytes)))
+
     for number, sample in enumerate(samples):
         done = number * len(problem.layers)
-        # After a layer that cannot be computed with rounded inputs there are no errors.
-        with suppress(RunnerFailedError):
-            for values in context.emulator.trace(sample, plan):
-                found[values.layer].add(number, values)
-                done += 1
-                context.observer.progress(min(done, expected), expected, values.layer)
+        # Errors are computed beside the next layers, which leave cores idle.
+        values_of_layers = _as_far_as_it_runs(context.emulator.trace(sample, plan))
+        for layer, errors in side_by_side(measured, values_of_layers, at_once):
+            found[layer].add(number, errors)
+            done += 1
+            context.observer.progress(min(done, expected), expected, layer)
     rows = [layer.row() for layer in found.values()]
     # A layer that could not be computed has no row of its own.
     names = dict.fromkeys((*_UNKNOWN, *(name for row in rows for name in row)))
     return {name: [row.get(name, _UNKNOWN.get(name, math.nan)) for row in rows] for name in names}
 
 
+def _as_far_as_it_runs(trace: Iterator[LayerValues]) -> Iterator[LayerValues]:
+    """``trace`` up to a layer that cannot be computed with rounded inputs."""
+    with suppress(RunnerFailedError):
+        yield from trace
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """The errors of one tensor of a layer on one sample; ``peaks`` are by channel.
+
+    ``in_range``: what the layer reads and gives fits the range; None where its own values are
+    finite.
+    """
+
+    accumulated: TensorError
+    introduced: TensorError
+    peaks: NDArray[np.float32]
+    in_range: bool | None
+
+    @classmethod
+    def of(cls, values: LayerValues, op: str) -> _Errors:
+        """Measure the ``values`` of a layer of operator ``op``."""
+        reference = values.reference
+        # Images have their channels second, sequences last.
+        images = reference.ndim > 3 or op in _CHANNELS_SECOND
+        return cls(
+            tensor_error(reference, values.accumulated),
+            tensor_error(reference, values.introduced),
+            channel_peaks(reference, 1 if images else -1),
+            None if all_finite(values.introduced) else values.in_range,
+        )
+
+
 class _LayerErrors:
     """The errors of a layer over the samples."""
 
-    def __init__(self, op: str, samples: int) -> None:
-        self._op = op
+    def __init__(self, samples: int) -> None:
         self._accumulated: list[list[TensorError]] = [[] for _ in range(samples)]
         self._introduced: list[list[TensorError]] = [[] for _ in range(samples)]
         self._overflows = self._underflows = False
         self._peaks: NDArray[np.float32] | None = None
 
-    def add(self, number: int, values: LayerValues) -> None:
+    def add(self, number: int, errors: _Errors) -> None:
         """Add one more tensor of the layer, of the sample with that number."""
-        reference = values.reference
-        self._accumulated[number].append(tensor_error(reference, values.accumulated))
-        self._introduced[number].append(tensor_error(reference, values.introduced))
-        # Images have their channels second, sequences last.
-        images = reference.ndim > 3 or self._op in _CHANNELS_SECOND
-        peaks = channel_peaks(reference, 1 if images else -1)
+        self._accumulated[number].append(errors.accumulated)
+        self._introduced[number].append(errors.introduced)
+        peaks = errors.peaks
         # Inputs of other sizes may have other numbers of channels.
         if self._peaks is None:
             self._peaks = peaks
         elif self._peaks.shape == peaks.shape:
             self._peaks = np.maximum(self._peaks, peaks)
         # Infinite from inputs in range: a small value became zero, and something divides by it.
-        if not all_finite(values.introduced):
-            self._underflows |= values.in_range
-            self._overflows |= not values.in_range
+        if errors.in_range is not None:
+            self._underflows |= errors.in_range
+            self._overflows |= not errors.in_range
 
     def row(self) -> dict[str, Any]:
         """The errors, worst over the layer's tensors, then worst and mean over the samples."""

@@ -40,6 +40,7 @@ from bisect_trt.repair.edits import (
 )
 from bisect_trt.repair.exponents import range_of
 from bisect_trt.repair.rules import PROPOSE, Edited, edited
+from bisect_trt.runners.concurrency import Headroom, side_by_side
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.reference import Reference, outputs_of
 from bisect_trt.steps.context import Context
@@ -404,30 +405,42 @@ class _Prover:
 
     def _ranges_now(self, graph: Graph, given: Sequence[Sample]) -> dict[str, Range]:
         found: dict[str, Range] = {}
-        for tensor, now in self._observed(graph, evenly(given or self._given, RANGED_INPUTS)):
+        samples = evenly(given or self._given, RANGED_INPUTS)
+        doubled = [] if given else [_times(s, 2.0) for s in evenly(self._given, RANGED_INPUTS // 2)]
+        each = self._observed(graph, [*samples, *doubled])
+        for tensor, now in chain.from_iterable(islice(each, len(samples))):
             found[tensor] = now if tensor not in found else now.joined(found[tensor])
-        if not given:
-            doubled = [_times(s, 2.0) for s in evenly(self._given, RANGED_INPUTS // 2)]
-            for tensor, now in self._observed(graph, doubled):
-                if tensor in found:
-                    reach = max(found[tensor].reach, now.largest)
-                    found[tensor] = replace(found[tensor], reach=reach)
+        for tensor, now in chain.from_iterable(each):
+            if tensor in found:
+                reach = max(found[tensor].reach, now.largest)
+                found[tensor] = replace(found[tensor], reach=reach)
         return found
 
-    def _observed(self, graph: Graph, samples: Sequence[Sample]) -> Iterator[tuple[str, Range]]:
-        """The FP32 range of each tensor on each of ``samples``."""
+    def _observed(
+        self, graph: Graph, samples: Sequence[Sample]
+    ) -> Iterator[list[tuple[str, Range]]]:
+        """The FP32 range of each tensor, for each of ``samples``."""
         precision = self._problem.settings.precision
         runner = _runner_of(graph, precision, self._threads)
+        headroom = Headroom(graph, self._threads)
         self._rounds += 1
-        for number, sample in enumerate(samples):
-            self._context.observer.progress(number, len(samples), f"ranges, round {self._rounds}")
+
+        def ranges(sample: Sample) -> list[tuple[str, Range]]:
             self._check_time()
+            found = []
             inputs = ((n, a) for n, a in sample.arrays.items() if a.dtype == np.float32)
             made = ((tensor, values) for _, tensor, values in runner.exact(sample, precision))
             with suppress(RunnerFailedError):  # the model does not take inputs twice as large
                 for name, values in chain(inputs, made):
                     if (observed := range_of(values)) is not None:
-                        yield name, observed
+                        found.append((name, observed))
+            return found
+
+        # The first one opens the sessions of the nodes, which the others share.
+        rest = side_by_side(ranges, samples[1:], headroom.at_once)
+        for number, found in enumerate(chain(map(ranges, samples[:1]), rest)):
+            self._context.observer.progress(number, len(samples), f"ranges, round {self._rounds}")
+            yield found
 
     def _plan(self, graph: Graph, kept: frozenset[str] = frozenset()) -> PrecisionPlan:
         problem = self._problem
@@ -475,14 +488,16 @@ class _Prover:
         precision, requirements = self._problem.settings.precision, self._problem.requirements
         runner = _runner_of(found.graph, precision, self._threads)
         plan = self._plan(found.graph, found.kept)
-        for sample, reference in zip(samples, references, strict=True):
-            self._check_time()
+        left = list(zip(samples, references, strict=True))
+        while left:
+            outputs = runner.outputs(plan, [sample for sample, _ in left])
             try:
-                candidate = next(iter(runner.outputs(plan, [sample])))
+                for candidate in outputs:
+                    self._check_time()
+                    yield requirements.judge(left.pop(0)[1], candidate).score
             except RunnerFailedError:  # such as an index that became NaN
+                left.pop(0)
                 yield math.inf
-            else:
-                yield requirements.judge(reference, candidate).score
 
     def _headroom(self, found: Edited, score: float) -> float:
         """The largest factor on the inputs that the repaired graph takes.
@@ -559,16 +574,23 @@ def fp32_change(
     # Opened after the noise is known: each session holds the weights.
     newly = Reference(edited, threads=threads)
     share, where = 0.0, ""
-    for sample in chain(first, stream):
+
+    def both(sample: Sample) -> tuple[Sample, Arrays | None, Arrays | RunnerFailedError]:
         before_each()
         try:
             exact = exactly.outputs(sample)
-        except RunnerFailedError:
-            continue
-        try:
-            candidate = newly.outputs(sample)
         except RunnerFailedError as error:
-            return Change(math.inf, noise, f"{sample.name} ({one_line(error)})")
+            return sample, None, error
+        try:
+            return sample, exact, newly.outputs(sample)
+        except RunnerFailedError as error:
+            return sample, exact, error
+
+    for sample, exact, candidate in side_by_side(both, chain(first, stream), exactly.at_once):
+        if exact is None:
+            continue
+        if isinstance(candidate, RunnerFailedError):
+            return Change(math.inf, noise, f"{sample.name} ({one_line(candidate)})")
         moved = max(_moved(exact[n], candidate[n]) for n in exact)
         if moved > max(MAX_CHANGE, share) and _is_nearer(original, sample, exact, candidate):
             continue

@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 
 from bisect_trt.base.display import counted
-from bisect_trt.base.outcomes import CONFIDENCE, Finding, InputKind, Validation
+from bisect_trt.base.outcomes import CONFIDENCE, ErrorShare, Finding, InputKind, Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.result import SearchSetResult, meets
+from bisect_trt.metrics.requirements import MAX_SCORE
 from bisect_trt.metrics.statistics import lower_bound
 from bisect_trt.model.cost import CostTable
 from bisect_trt.search.prefix import longest
@@ -35,12 +36,20 @@ GIVEN_A_ROW = 24
 """Given inputs, and as many held out ones, that a row is judged on, beside those that miss most."""
 
 
+FEW_LAYERS, NEARLY_ALL = 3, 0.9
+"""So few layers are named where they make this part of the error."""
+
+
 @dataclass(frozen=True)
 class Tradeoff:
-    """A row for each plan of the curve; ``knee`` is its plan where more time buys little."""
+    """A row for each plan of the curve; ``knee`` is its plan where more time buys little.
+
+    ``error_share``: the few layers that make nearly all of the error; None where none do.
+    """
 
     table: pd.DataFrame
     knee: PrecisionPlan | None = None
+    error_share: ErrorShare | None = None
 
 
 def measure_tradeoff(
@@ -66,6 +75,7 @@ def measure_tradeoff(
     limit_s = problem.settings.limits.tradeoff_time_s
     fitting = max(1, int(limit_s / max(row_seconds, 1e-9)))
     rows: list[dict[str, object]] = []
+    worst = dict[frozenset[str], float]()
     for plan, source in sets[:fitting]:
         pins = counted(len(plan.pinned), "pin")
         context.observer.progress(len(rows), len(sets), pins)
@@ -73,6 +83,7 @@ def measure_tradeoff(
         if source == "answer" and context.evaluator.knows(answer):
             judged[InputKind.GIVEN] = problem.samples
         row = _row(problem, context, plan, source, judged)
+        worst[plan.pinned] = float(row["worst_score"])  # type: ignore[arg-type]
         if source == "answer" and validation is not None:
             row |= _validated(validation)
         rows.append(row)
@@ -86,7 +97,34 @@ def measure_tradeoff(
         zip((plan for plan, _ in sets), rows, strict=False),
         key=lambda one: (one[1]["pins"], one[1]["set"] == "answer"),
     )
-    return Tradeoff(pd.DataFrame([row for _, row in measured]), knee_of(context.costs, measured))
+    few = [base.with_pins(ranking[:count]).pinned for count in range(FEW_LAYERS + 1)]
+    scores = [worst.get(pinned, math.nan) for pinned in few]
+    share = error_share(ranking, scores) if _are_errors(problem) else None
+    table = pd.DataFrame([row for _, row in measured])
+    return Tradeoff(table, knee_of(context.costs, measured), share)
+
+
+def error_share(ranking: Sequence[str], scores: Sequence[float]) -> ErrorShare | None:
+    """The fewest layers of ``ranking`` that make nearly all of the error; None where none do.
+
+    ``scores`` are the worst with none of them in FP32, the first one, the first two and so on, in
+    tolerances; NaN where that was not measured.
+    """
+    before, *after = scores
+    for count, left in enumerate(after[: len(ranking)], 1):
+        layers = tuple(ranking[:count])
+        if math.isinf(before) and left < MAX_SCORE:
+            return ErrorShare(layers, math.nan, left)
+        if 1.0 < before < MAX_SCORE and left <= (1.0 - NEARLY_ALL + 1e-9) * before:
+            return ErrorShare(layers, 1.0 - left / before, left)
+    return None
+
+
+def _are_errors(problem: Problem) -> bool:
+    """Whether scores grow as errors do: those of a user's bound from below do not."""
+    return not any(
+        item.own and (item.at_least or item.limit < 0.0) for item in problem.requirements.items
+    )
 
 
 def knee_of(

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from bisect_trt.base.outcomes import Cause, Tally
+from bisect_trt.base.outcomes import Cause, CauseFound, ErrorShare, Tally
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED
 from bisect_trt.metrics.statistics import lower_bound
-from bisect_trt.report.headline import headline, next_step
+from bisect_trt.report.headline import answer_lines, cause_sentence, headline, next_step
 from bisect_trt.report.html import as_html
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.summarise import Result
@@ -274,3 +274,46 @@ def test_what_some_layers_do_alone_is_not_called_an_accumulation() -> None:
     ):
         lines = search_sentences(replace(result, search_facts=facts, cause=cause))
         assert lines[0].startswith(said) and " over 15 layers; the pins are " in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("layers", "share", "left", "said"),
+    [
+        (("a",), 0.925, 0.075, "92 % of the error is made by 1 layer: a."),
+        (("a", "b"), 0.9999, 0.01, "99 % of the error is made by 2 layers: a, b."),
+        (("a",), 1.0, 0.0, "100 % of the error is made by 1 layer: a."),
+        (("named",), 0.9, 0.1, "It makes 90 % of the error."),
+        (
+            ("a",),
+            math.nan,
+            0.514,
+            "1 layer makes the error infinite: a. With it in FP32, 0.514 times the tolerance is "
+            "left.",
+        ),
+        (
+            ("a", "b"),
+            math.nan,
+            30.0,
+            "2 layers make the error infinite: a, b. With them in FP32, 30 times the tolerance is "
+            "left.",
+        ),
+    ],
+)
+def test_few_layers_that_make_nearly_all_of_the_error_are_said_with_the_cause(
+    layers: tuple[str, ...], share: float, left: float, said: str
+) -> None:
+    cause = CauseFound(Cause.OVERFLOW, ("named",), "FP16 overflows in named.")
+    found = replace(RESULT, sentence=cause.sentence, causes=[cause])
+    found = replace(found, error_share=ErrorShare(layers, share, left))
+    line = f"FP16 overflows in named. {said}"
+    assert line in answer_lines(found) and line in as_html(found)
+    assert line in as_markdown(found).replace("\\", "")
+    assert not any(word in " ".join(answer_lines(RESULT)) for word in ("of the error", "infinite:"))
+
+
+def test_layers_named_by_the_cause_among_others_are_named_again() -> None:
+    cause = CauseFound(Cause.OVERFLOW, ("a", "b"), "FP16 overflows in a, b.")
+    found = replace(RESULT, causes=[cause], error_share=ErrorShare(("a",), 0.95, 0.5))
+    assert cause_sentence(found).endswith(" 95 % of the error is made by 1 layer: a.")
+    both = replace(found, error_share=ErrorShare(("b", "a"), 0.95, 0.5))
+    assert cause_sentence(both).endswith(" They make 95 % of the error.")

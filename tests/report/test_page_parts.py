@@ -16,9 +16,11 @@ from bisect_trt.base.outcomes import Cause, Finding
 from bisect_trt.base.plan import Precision
 from bisect_trt.report.figures import errors_figure, ranges_figure
 from bisect_trt.report.html import as_html, layer_data
+from bisect_trt.report.markdown import as_markdown
+from bisect_trt.report.record import Record
 from bisect_trt.report.tables import shown_pins
 from bisect_trt.report.terminal import print_verdict
-from bisect_trt.report.text import sources, unproved
+from bisect_trt.report.text import sensitivity_sentences, sources, unproved
 from tests.report.synthetic import synthetic_result
 
 RESULT = synthetic_result(80)
@@ -138,11 +140,37 @@ def test_a_verdict_on_all_outputs_stands_once() -> None:
     assert shown[logits + 1].split()[0] == "boxes" and "non-finite" not in shown[logits + 1]
 
 
-def test_unproved_pins_stand_the_most_harmful_first() -> None:
-    unproven = replace(RESULT, pins=RESULT.pins.assign(proved=False))
-    scores = shown_pins(unproven)["sensitivity"].to_list()
-    assert scores == sorted(scores, reverse=True) and len(scores) == 4
-    assert shown_pins(RESULT)["layer"].to_list() == RESULT.pinned  # a certificate's are in order
+def on_screen(result: Record) -> list[list[str]]:
+    """The words of each line on a wide screen."""
+    console = Console(file=io.StringIO(), width=200)
+    print_verdict(console, result)
+    return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_pins_stand_the_most_harmful_first_everywhere() -> None:
+    """Of four pins one is held, one is finite, one infinite and one was not measured alone."""
+    layers = RESULT.layers.assign(sensitivity=math.nan, rank=RESULT.layers.index + 1)
+    layers.loc[[20, 40], "sensitivity"] = [2.5, math.inf]
+    pins = RESULT.pins.assign(held=[True, False, False, False])
+    order = [RESULT.pinned[place] for place in (2, 1, 3, 0)]
+    for proved in (True, False):
+        result = replace(RESULT, layers=layers, pins=pins.assign(proved=proved))
+        assert shown_pins(result)["layer"].to_list() == order
+        shown = {line[0]: line[2] for line in on_screen(result) if line and line[0] in order}
+        assert list(shown.items()) == list(zip(order, ("no", "2.5", "not", "not"), strict=True))
+        for text in (as_markdown(result).split("## Pinned layers")[1], as_html(result)):
+            names = text[text.index("ordered by sensitivity") :]
+            assert sorted(order, key=names.index) == order
+            assert "not measured alone follow by rank. " in names.replace("\n- ", " ")
+            assert "Not measured, and last: 1 layer (held from the start)." in names
+    assert RESULT.pinned == result.pinned  # plan.json and run.json keep the network's order
+
+
+def test_without_sensitivities_pins_have_no_column_of_them() -> None:
+    unmeasured = replace(RESULT, layers=RESULT.layers.assign(sensitivity=math.nan))
+    assert sensitivity_sentences(unmeasured) == []
+    assert not any("sensitivity," in line for line in on_screen(unmeasured))
+    assert any("sensitivity," in line for line in on_screen(RESULT))
 
 
 def test_a_dead_channel_is_no_small_one() -> None:

@@ -105,6 +105,45 @@ def test_effects_are_the_outputs_with_one_layer_lowered() -> None:
         assert np.array_equal(outputs["y"], expected["y"])
 
 
+@pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
+def test_runs_that_begin_at_their_layer_give_the_same_bits(
+    make: Callable[[], Fixture], base: Precision
+) -> None:
+    fixture = make()
+    sample = Sample("s", fixture.inputs)
+    runner = EmulatedRunner(fixture.model, base)
+    layers = [layer.name for layer in runner.graph.layers_at(base)]
+    whole = dict(runner.sensitivities(sample, base, layers))
+    begun = dict(runner.sensitivities_from_there(sample, base, layers))
+    assert begun.keys() == whole.keys() == set(layers)
+    for layer, outputs in whole.items():
+        found = begun[layer]
+        assert found is not None and outputs is not None and found.keys() == outputs.keys()
+        for name, value in outputs.items():
+            assert np.array_equal(found[name], value, equal_nan=True)
+
+
+def test_a_layer_that_breaks_a_run_breaks_no_other() -> None:
+    """Alone in FP16 the first product overflows, and its row is looked up beyond the table."""
+    b = GraphBuilder(0)
+    large = b.op("Mul", b.op("Add", "x", b.weight(0.1)), b.weight(7e4))
+    back = b.op("Mul", large, b.weight(1 / 7e4))
+    row = b.op("Cast", back, to=TensorProto.INT64)
+    rows = b.op("Gather", b.weight(np.eye(3)), row)
+    out = b.op("Add", rows, b.weight(0.1))
+    model = b.model({"x": [2]}, {out: [2, 3], large: [2]})
+    sample = Sample("s", {"x": np.array([1.2, 0.2], np.float32)})
+    runner, wanted = EmulatedRunner(model), ["/Add", "/Mul", "/Add_1"]
+    begun = dict(runner.sensitivities_from_there(sample, Precision.FP16, wanted))
+    whole = dict(runner.sensitivities(sample, Precision.FP16, wanted))
+    assert begun.keys() == whole.keys() and begun["/Mul"] is None and whole["/Mul"] is None
+    for layer in wanted[::2]:
+        one, other = begun[layer], whole[layer]
+        assert one is not None and other is not None
+        assert all(np.array_equal(one[name], other[name]) for name in (out, large))
+
+
 def test_evaluations_open_no_further_sessions(sessions_opened: Sessions) -> None:
     fixture = residual()
     runner = EmulatedRunner(fixture.model)

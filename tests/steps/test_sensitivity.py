@@ -10,6 +10,7 @@ import pytest
 
 import bisect_trt
 from bisect_trt.base.outcomes import Cause
+from bisect_trt.steps.sensitivity import begin_at_layers
 from fixtures.build import GraphBuilder
 from fixtures.fixture import waves
 from tests.copies import EIGHT, FEW, FEWEST
@@ -127,3 +128,18 @@ def test_what_fresh_draws_refuse_by_far_is_looked_at(
         limits=EIGHT,
     )
     assert result.passed and len(result.pinned) <= 8
+
+
+@pytest.mark.parametrize(
+    ("nodes", "seconds", "threads", "begins"),
+    [
+        (672, 0.033, 2, True),  # the demo's model
+        (672, 0.033, 4, False),  # whole runs use four cores, the interpreter one
+        (2000, 0.033, 2, False),  # many small nodes
+        (2000, 0.061, 2, True),
+    ],
+)
+def test_runs_begin_at_their_layer_where_the_interpreter_is_no_bottleneck(
+    nodes: int, seconds: float, threads: int, begins: bool
+) -> None:
+    assert begin_at_layers(nodes, seconds, threads) == begins

@@ -1,4 +1,4 @@
-"""The knee of the trade-off curve, where the errors and the costs of plans are known."""
+"""What the trade-off curve says, where the errors and the costs of plans are known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bisect_trt.base.plan import PrecisionPlan
-from bisect_trt.steps.tradeoff import knee_of
+from bisect_trt.metrics.requirements import MAX_SCORE, NOTHING_ALLOWED
+from bisect_trt.steps.tradeoff import error_share, knee_of
 
 
 class Costs:
@@ -47,3 +48,52 @@ def test_behind_the_knee_more_time_buys_little(
     shares: list[float], scores: list[float], layers: int | None
 ) -> None:
     assert knee(shares, scores) == layers
+
+
+RANKING = ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize(
+    ("scores", "layers", "share"),
+    [
+        ([100.0, 0.5, 0.4, 0.3], 1, 0.995),
+        ([10.0, 1.0, 1.0, 1.0], 1, 0.9),  # just enough
+        ([10.0, 1.01, 0.99, 0.9], 2, 0.901),  # the first alone is a near miss
+        ([10.0, math.nan, 5.0, 0.0], 3, 1.0),  # what was not measured is not guessed
+        ([1.01, 0.1, 0.0, 0.0], 1, 1.0 - 0.1 / 1.01),
+    ],
+)
+def test_the_fewest_layers_that_make_nearly_all_of_the_error_are_found(
+    scores: list[float], layers: int, share: float
+) -> None:
+    found = error_share(RANKING, scores)
+    assert found is not None and found.layers == RANKING[:layers]
+    assert found.share == pytest.approx(share) and found.left == scores[layers]
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [10.0, 5.0, 4.0, 1.01],  # three make less than nine tenths
+        [1.0, 0.0, 0.0, 0.0],  # the requirement is met: there is nothing to blame
+        [math.nan, 0.1, 0.1, 0.1],
+        [10.0, math.nan, math.nan, math.nan],
+        [MAX_SCORE, 1.0, 1.0, 1.0],  # it stands for any error beyond it
+        [NOTHING_ALLOWED, 0.0, 0.0, 0.0],  # a decision that changed has no size
+        [10.0, math.inf, math.inf, math.inf],
+        [math.inf, math.inf, math.nan, MAX_SCORE],
+    ],
+)
+def test_no_share_is_said_where_it_is_small_or_unknown(scores: list[float]) -> None:
+    assert error_share(RANKING, scores) is None
+
+
+def test_of_an_infinite_error_what_is_left_is_said() -> None:
+    found = error_share(RANKING, [math.inf, math.inf, 30.0, 0.5])
+    assert found is not None and found.layers == ("a", "b")
+    assert math.isnan(found.share) and found.left == 30.0
+
+
+def test_a_ranking_of_one_layer_has_no_second() -> None:
+    assert error_share(["a"], [10.0, 9.0, 0.0, 0.0]) is None
+    assert error_share([], [10.0, 10.0, 10.0, 10.0]) is None
