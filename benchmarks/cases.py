@@ -16,11 +16,11 @@ from typing import Any
 import bisect_trt
 from benchmarks.common import RESULTS, machine, table
 from bisect_trt.base.errors import BisectError, RunnerFailedError
+from bisect_trt.base.outcomes import PLAN
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.parser import load_metrics, parse_requirements
 from bisect_trt.model.patterns import find_patterns
-from bisect_trt.report.choices import PLAN
 from bisect_trt.report.summarise import Result
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.ort_session import reference_session, run_all

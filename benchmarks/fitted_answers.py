@@ -23,12 +23,13 @@ from benchmarks.models.weight_cases import MODELS, Model, scores, tolerance
 from benchmarks.weights import FITTED_FROM, FP16, arguments, print_head
 from bisect_trt.base.atomic_files import FITTED_MODEL, REPAIRED_MODEL
 from bisect_trt.base.errors import BisectError, one_line
+from bisect_trt.base.outcomes import FITTED, PLAN, REPAIRED
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.cost import layer_works
 from bisect_trt.model.graph import Graph
 from bisect_trt.repair.matrices import MATRIX
-from bisect_trt.report.choices import FITTED, PLAN, REPAIRED, Choice
+from bisect_trt.report.choices import Choice
 from bisect_trt.runners.emulator import EmulatedRunner
 
 

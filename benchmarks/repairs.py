@@ -20,10 +20,10 @@ from typing import Any
 import onnx
 
 import bisect_trt
-from bisect_trt.base.outcomes import Cause
+from bisect_trt.base.outcomes import BF16, FP32, PLAN, REPAIRED, Cause
 from bisect_trt.pipeline import repair
 from bisect_trt.repair.edits import Rule
-from bisect_trt.report.choices import BF16, FP32, PLAN, REPAIRED, Choice, Passes, recommended
+from bisect_trt.report.choices import Choice, Passes, recommended
 from bisect_trt.report.repairs import Repaired
 from bisect_trt.settings import Settings
 from fixtures.blocks import BLOCKS

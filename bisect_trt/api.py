@@ -102,6 +102,7 @@ def verify(
 
     Raises:
         BadInputError: it is no plan of this model.
+        RunnerUnavailableError: the runner cannot work here, or a time limit cannot be judged.
     """
     if isinstance(plan, PrecisionPlan):
         saved = SavedPlan(plan, Path("plan"))

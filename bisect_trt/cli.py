@@ -18,6 +18,7 @@ from bisect_trt.base.errors import EXIT_NOT_MET, EXIT_OK, BadInputError
 from bisect_trt.base.interrupt import is_stop
 from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import Precision
+from bisect_trt.metrics.time_limits import parse_time_limits, saying_what_is_held
 from bisect_trt.model.inspection import inspect_model
 from bisect_trt.model.lifted import lifted_form
 from bisect_trt.model.load import load_model
@@ -38,6 +39,8 @@ from bisect_trt.report.gate import (
     check_gate_folder,
     gate_page,
     gate_record,
+    judged_entry,
+    limits_held,
     read_project,
     write_gate,
 )
@@ -296,6 +299,7 @@ def doctor_command(as_json: bool) -> int:
 )
 @click.option("--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
 @options_of("run", without="out")
+@options_of("gate")
 @VERBOSE
 @JSON
 @QUIET
@@ -332,13 +336,14 @@ def gate_command(
 def _entry(name: str, settings: Settings, observer: terminal.ProgressObserver) -> Entry:
     """Runs one model of a gate."""
     try:
-        result = run(settings, observer)
+        with saying_what_is_held(settings):
+            result = run(settings, observer)
     except Exception as error:  # an error in one model must not keep others from being run
         if is_stop(error):
             raise
         code, message = ended_by(error)
         return Entry(name, code, error=message)
-    return Entry(name, result.exit_code, result)
+    return judged_entry(name, result, parse_time_limits(settings.hold))
 
 
 @click.command("inspect")
@@ -569,7 +574,7 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
         observer.step("read")
         before, after = read_run(run_a), read_run(run_b)
         observer.step("compare")
-        found = diff_runs(before, after)
+        found = diff_runs(before, after, limits_held(run_a), limits_held(run_b))
         if out is not None:
             write_diff(found, out)
     page = as_page(found)

@@ -46,6 +46,7 @@ from bisect_trt.steps.answer import (
     inputs_table,
     keeps_matrices,
     measure_bf16,
+    measure_fp32,
     validation_of_answer,
     with_reproducibility,
     with_set_in_hand,
@@ -66,6 +67,7 @@ from bisect_trt.steps.engine_baselines import (
     unsupported_by_trial,
 )
 from bisect_trt.steps.failing_inputs import look_beyond
+from bisect_trt.steps.fastest import fastest_plan, reduces_nothing, time_choices
 from bisect_trt.steps.fit_weights import fitted_problem, fitted_weights
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
@@ -264,16 +266,24 @@ def _states(
 
 
 def _with_choices(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterator[RunState]:
-    """The state after each step of a run, BF16 beside the answer included."""
+    """The state after each step of a run, with BF16 and FP32 beside the answer, and times."""
     state = RunState(problem)
     for state in _states(problem, context, rules):
         yield state
-    if problem.settings.precision is not Precision.FP16 or problem.lifted or not state.triage:
+    of_16_bits = problem.settings.precision is Precision.FP16 and not problem.lifted
+    if of_16_bits and state.triage and context.opens_beside:
+        with suppress(BudgetSpentError), open_beside(context, in_bf16(state.problem)) as inner:
+            state = replace(state, bf16=measure_bf16(state, inner.problem, inner))
+        yield state
+    if state.not_reproducible is not None or not problem.settings.precision.is_storage:
         return
-    if not context.opens_beside:
+    timing = time_choices(state, context)
+    if timing is None:
         return
-    with suppress(BudgetSpentError), open_beside(context, in_bf16(state.problem)) as inner:
-        yield replace(state, bf16=measure_bf16(inner.problem, inner))
+    state = replace(state, timing=timing)
+    yield state
+    if reduces_nothing(state, timing):
+        yield replace(state, fp32=measure_fp32(state, context))
 
 
 def _repaired(state: RunState, context: Context, rules: Sequence[Rule]) -> Iterator[RunState]:
@@ -477,6 +487,8 @@ def _search(
     yield state
     if context.engine is not None and engine is not None:
         judgement = decide_on_engine(problem, context, baselines, engine, triage, bisection)
+        yield replace(state, judgement=judgement)
+        judgement = fastest_plan(problem, context, baselines, engine, triage, judgement)
         context.observer.best(len(judgement.plan.pinned))
         state = replace(state, judgement=judgement)
         yield state

@@ -50,6 +50,7 @@ _EVERYWHERE = _PLANNING | _ENGINES
 _RUN = frozenset({"run"})
 _REPAIR = frozenset({"repair"})
 _JUDGED = frozenset({"run", "verify"})
+_HOLDING = frozenset({"gate", "verify"})
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,13 @@ class Settings:
         help_of=_AS_FOUND,
         metavar="TENSORS",
         commands=_PLANNING | _REPAIR,
+    )
+    hold: Sequence[str] = option(
+        (),
+        "--hold",
+        "A time limit, latency_ms<=MS or saving_kept>=SHARE. One that cannot be judged is not met.",
+        metavar="LIMIT",
+        commands=_HOLDING,
     )
     robust: float | None = option(
         None,
@@ -332,6 +340,14 @@ class Settings:
         (),
         "--profile",
         "INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs.",
+    )
+    time_shape: Sequence[str] = option(
+        (),
+        "--time-shape",
+        "INPUT:SHAPE that engines are timed at, such as x:8x3x736x1280, where production's is not "
+        "that of the inputs.",
+        metavar="INPUT:SHAPE",
+        commands=_JUDGED,
     )
     evaluation_timeout_s: float = option(
         900.0,

@@ -10,11 +10,12 @@ import onnx
 import pytest
 
 import bisect_trt
+from bisect_trt.base.outcomes import PLAN, REPAIRED
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.inputs.samples import suspicious_inputs
 from bisect_trt.model.patterns import find_patterns
-from bisect_trt.report.choices import PLAN, REPAIRED, recommended
+from bisect_trt.report.choices import recommended
 from bisect_trt.report.summarise import Result
 from fixtures import cases
 from fixtures.__main__ import FILES, input_bytes, model_bytes

@@ -26,7 +26,7 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.cost import CostTable, engines_to_build, estimated_table, measured_table
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
-from bisect_trt.steps.timing import Timing, Variant, time_engines
+from bisect_trt.steps.timing import Build, Timing, time_engines
 from tests.models import page
 
 FP16 = Precision.FP16
@@ -222,7 +222,7 @@ def measure(name: str, plans: int, builders: int, module: str) -> tuple[list[str
         pinned = {f"table {number}": p for number, p in enumerate(engines_to_build(table))}
         pinned |= further_plans(table, plans)
         timing = time_engines(
-            {plan: Variant(graph, PrecisionPlan(FP16, layers)) for plan, layers in pinned.items()},
+            {plan: Build(graph, PrecisionPlan(FP16, layers)) for plan, layers in pinned.items()},
             sample,
             module=module,
             builders=builders,

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+AS_IS, REPAIRED, FITTED, KNEE = "as it is", "repaired", "weights fitted", "knee"
+PLAN, BF16, FP32 = "plan", "BF16", "FP32"
+"""Names of the choices."""
+
 
 class Verdict(StrEnum):
     """The outcome of an evaluation."""
@@ -345,3 +349,34 @@ def _chance(passed: int, tested: int, share: float) -> float:
 def at_least(share: float, count: int) -> int:
     """The fewest of ``count`` that are at least ``share`` of them: all 5 of 5 for 0.95."""
     return math.ceil(share * count - 1e-9)  # 0.55 * 100 is 55.00000000000001
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that was built beside others: how it was found, its ``layers`` in FP32, its time.
+
+    ``score`` and ``passed`` are of the engine on the given inputs. ``latency_ms`` is None where it
+    was not timed, as of a plan that is wrong. ``chosen`` marks the answer.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    score: float
+    passed: bool
+    latency_ms: float | None
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class ChoiceTimes:
+    """The times of a choice's engine in ms, from rounds in which engines took turns.
+
+    ``graph_ms`` is the median replay of a captured CUDA graph, None where none can be captured;
+    ``plain_ms`` is that of single enqueues. ``spread_ms`` lies between the quartiles of the former,
+    or of the latter where there is no graph.
+    """
+
+    name: str
+    graph_ms: float | None
+    plain_ms: float
+    spread_ms: float

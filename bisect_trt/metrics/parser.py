@@ -27,6 +27,7 @@ from bisect_trt.metrics.requirements import (
     TaskMetric,
     is_aggregate,
 )
+from bisect_trt.metrics.time_limits import FORMS
 from bisect_trt.metrics.user_metric import UserMetric
 
 DEFAULT_REQUIREMENTS = ("snr_db>=40",)
@@ -264,6 +265,11 @@ def _check_metric(item: Requirement, own: Sequence[str]) -> None:
     if item.own:
         return
     where, decides = f"--requirement {item.text!r}", is_decision(item.metric)
+    if item.metric in FORMS:
+        raise BadInputError(
+            f"{where}: a time limit, not a metric; write it as hold in bisect.toml, or as --hold "
+            "of gate and verify"
+        )
     if item.metric not in METRICS and not decides:
         known = (*METRICS, "top1", "top5", "argmax", EQUAL, "mask_iou", BOX_MATCH, *own)
         raise BadInputError(

@@ -45,7 +45,7 @@ from bisect_trt.reduction.oracle import (
 from bisect_trt.runners.base import Restartable
 from bisect_trt.runners.ort_cuda import OrtCudaRunner
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
-from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions, installed_module
+from bisect_trt.runners.tensorrt.records import AS_USUAL, RTX, EngineOptions, installed_module
 from bisect_trt.runners.tensorrt.runner import BuildOnlyRunner, TensorRTRunner
 from bisect_trt.search.find import find_pins
 from bisect_trt.search.minimise import one_minimal
@@ -356,7 +356,7 @@ def engine_trials(
         open_runner(graph, samples).close()
     except RunnerUnavailableError:
         module = installed_module(settings.trt_module)
-        if module != "tensorrt_rtx":  # only TensorRT RTX builds without a GPU
+        if module != RTX:  # only TensorRT RTX builds without a GPU
             raise
         open_runner = partial(
             BuildOnlyRunner, module=module, timeout_s=settings.evaluation_timeout_s

@@ -9,12 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from bisect_trt.base.display import counted
-from bisect_trt.base.outcomes import Validation, ValidationVerdict
+from bisect_trt.base.outcomes import FP32, PLAN, REPAIRED, Validation, ValidationVerdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
-
-AS_IS, REPAIRED, FITTED, KNEE = "as it is", "repaired", "weights fitted", "knee"
-PLAN, BF16, FP32 = "plan", "BF16", "FP32"
-"""Names of the rows."""
+from bisect_trt.metrics.time_limits import PlanSpeed
 
 
 class Passes(StrEnum):
@@ -123,3 +120,14 @@ def saved_by_repair(choices: Sequence[Choice]) -> str:
 def recommended(choices: Sequence[Choice]) -> Choice | None:
     """The recommended row; None where nothing passes."""
     return next((choice for choice in choices if choice.recommended), None)
+
+
+def recommended_speed(choices: Sequence[Choice]) -> PlanSpeed:
+    """How fast the recommended row is; nothing is known where none is."""
+    chosen = recommended(choices)
+    if chosen is None:
+        return PlanSpeed()
+    # An estimate says nothing beside engines that were timed.
+    is_hidden = chosen.is_estimated and any(row.latency_ms is not None for row in choices)
+    share = None if is_hidden else chosen.saving_kept
+    return PlanSpeed(chosen.latency_ms, share, is_estimated=chosen.is_estimated)

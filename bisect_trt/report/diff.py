@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,19 @@ import pandas as pd
 from bisect_trt.base.display import counted, printable, some_of
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.outcomes import InputKind, Tally, ValidationVerdict, at_least
+from bisect_trt.metrics.time_limits import JudgedLimit
+from bisect_trt.report.choices import recommended
 from bisect_trt.report.files import OwnedFolder, to_json
 from bisect_trt.report.markdown import Page, Section, page_as_markdown
 from bisect_trt.report.record import Record
+from bisect_trt.report.tables import share_kept
 from bisect_trt.report.text import per_cent
 
 _MEASURES = ("engine_rel_range", "rel_range")
 """Columns of layer errors that can be compared, the engine's first."""
 
 _NOT_ASKED = "not asked"
+_LATENCY = "latency, ms"
 
 _BOUND = re.compile(r"=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?=,|@|$)")
 """Matches the bounds in a requirement, but no number in an output's name."""
@@ -44,8 +48,9 @@ class RunDiff:
     worse: tuple[str, ...]  # reasons not to release the second run
     not_compared: tuple[str, ...]  # requirements of one run only, and shares that were lowered
     may_be_worse: bool  # whether ``not_compared`` leaves open if the second run is worse
-    requirements: pd.DataFrame  # each requirement in both runs
+    requirements: pd.DataFrame  # each requirement and time limit in both runs
     validation: pd.DataFrame  # each kind of input in both runs
+    speed: pd.DataFrame  # the recommended choice and its time in both runs
     pins: pd.DataFrame  # gained and lost
     layers: pd.DataFrame  # layers whose error changed
     matched: int  # number of layers in both runs
@@ -75,8 +80,13 @@ class RunDiff:
         return [r for r in self.before.graph_rules if r not in self.after.graph_rules]
 
 
-def diff_runs(before: Record, after: Record) -> RunDiff:
-    """Compares two runs of one model.
+def diff_runs(
+    before: Record,
+    after: Record,
+    limits_before: Sequence[JudgedLimit] = (),
+    limits_after: Sequence[JudgedLimit] = (),
+) -> RunDiff:
+    """Compares two runs of one model, and the time limits that a gate held each to.
 
     Raises:
         BadInputError: fewer than a tenth of the layers are in both runs.
@@ -89,8 +99,9 @@ def diff_runs(before: Record, after: Record) -> RunDiff:
             f"{after.folder}; give two runs of one model"
         )
     measure = next((m for m in _MEASURES if m in before.layers and m in after.layers), "")
-    requirements = _requirements(before, after)
-    eased = tuple(_eased(before, after))
+    limits = _limits(limits_before, limits_after)
+    requirements = pd.DataFrame([*_requirements(before, after), *limits])
+    eased = (*_eased(before, after), *_not_judged(limits))
     # Open: a requirement that the second run dropped, or a new one that it misses.
     new = (requirements["before"] == _NOT_ASKED) & (requirements["after"] != "met")
     may_be_worse = bool(((requirements["after"] == _NOT_ASKED) | new).any())
@@ -102,6 +113,7 @@ def diff_runs(before: Record, after: Record) -> RunDiff:
         may_be_worse=bool(eased) or may_be_worse,
         requirements=requirements,
         validation=_validation(before, after),
+        speed=_speeds(before, after),
         pins=_pins(before, after),
         layers=_layers(before, after, measure),
         matched=both,
@@ -121,7 +133,7 @@ def _scores(result: Record) -> dict[str, float]:
     return dict(zip(table["requirement"].map(str), scores.map(float), strict=True))
 
 
-def _requirements(before: Record, after: Record) -> pd.DataFrame:
+def _requirements(before: Record, after: Record) -> list[dict[str, object]]:
     """A row per requirement, with its outcome and score in both runs."""
     old, new = _scores(before), _scores(after)
     # 2e-3 and 0.002 are one requirement; the second run's spelling is shown.
@@ -134,7 +146,64 @@ def _requirements(before: Record, after: Record) -> pd.DataFrame:
         row |= {"before": _outcome(text, old, before), "after": _outcome(text, new, after)}
         row |= {"score before": old.get(text, math.nan), "score after": new.get(text, math.nan)}
         rows.append(row)
-    return pd.DataFrame(rows)
+    return rows
+
+
+def _limits(before: Sequence[JudgedLimit], after: Sequence[JudgedLimit]) -> list[dict[str, object]]:
+    """A row per time limit, with its outcome in both runs."""
+    old, new = ({limit.text: limit.outcome for limit in limits} for limits in (before, after))
+    return [
+        {
+            "requirement": text,
+            "before": old.get(text, _NOT_ASKED),
+            "after": new.get(text, _NOT_ASKED),
+        }
+        for text in dict.fromkeys((*old, *new))
+    ]
+
+
+def _not_judged(limits: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    """Time limits that were met and cannot be judged any more, a sentence each."""
+    for row in limits:
+        if (row["before"], row["after"]) == ("met", "not judged"):
+            yield f"{row['requirement']} is met before, and could not be judged after"
+
+
+def _speeds(before: Record, after: Record) -> pd.DataFrame:
+    """The recommended choice, its latency and what it keeps of the saving; empty without times."""
+    old, new = _speed_in_words(before), _speed_in_words(after)
+    rows = [
+        {"what": name, "before": old[name], "after": new[name], "change": ""}
+        for name in old
+        if old[name] or new[name]
+    ]
+    first, second = (_speed_json(result)["latency_ms"] for result in (before, after))
+    for row in rows:
+        if row["what"] == _LATENCY and first is not None and second is not None:
+            row["change"] = f"{100.0 * (second / first - 1.0):+.1f} %"
+    return pd.DataFrame([row for row in rows if len(rows) > 1])
+
+
+def _speed_in_words(result: Record) -> dict[str, str]:
+    """The recommended choice and its time, blank where it is not known."""
+    chosen = recommended(result.choices)
+    ms = chosen.latency_ms if chosen is not None else None
+    return {
+        "recommended": chosen.name if chosen is not None else "",
+        _LATENCY: "" if ms is None else f"{ms:.3f}",
+        "saving kept": share_kept(chosen) if chosen is not None else "",
+    }
+
+
+def _speed_json(result: Record) -> dict[str, Any]:
+    """The recommended choice and its time for machines."""
+    chosen = recommended(result.choices)
+    return {
+        "recommended": chosen.name if chosen is not None else None,
+        "latency_ms": chosen.latency_ms if chosen is not None else None,
+        "saving_kept": chosen.saving_kept if chosen is not None else None,
+        "estimated_latency": chosen is not None and chosen.is_estimated,
+    }
 
 
 def _normalised(text: str) -> str:
@@ -288,6 +357,7 @@ def as_page(found: RunDiff) -> Page:
     sections = [
         Section("Requirements", found.requirements),
         Section("What the plans hold on", found.validation),
+        Section("Time", found.speed),
         Section("Pins", found.pins, [_pins_line(found)]),
         Section("Layers", found.layers, list(_layer_lines(found))),
         Section("What else differs", found.changed),
@@ -320,6 +390,8 @@ def diff_record(found: RunDiff) -> dict[str, Any]:
         "not_compared": list(found.not_compared),
         "requirements": found.requirements.to_dict(orient="records"),
         "validation": found.validation.to_dict(orient="records"),
+        "time_before": _speed_json(found.before),
+        "time_after": _speed_json(found.after),
         "pins_gained": found.gained,
         "pins_lost": found.lost,
         "graph_before": _word(found.before),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,19 +15,31 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from bisect_trt.base.display import counted, xml_text
-from bisect_trt.base.errors import BadInputError, one_line
+from bisect_trt.base.errors import (
+    EXIT_NO_RUNNER,
+    EXIT_NOT_MET,
+    EXIT_OK,
+    BadInputError,
+    one_line,
+)
 from bisect_trt.base.outcomes import word_of
 from bisect_trt.inputs.augmentations import check_kinds
 from bisect_trt.metrics.parser import check_requirements
 from bisect_trt.metrics.requirements import times
+from bisect_trt.metrics.time_limits import (
+    JudgedLimit,
+    TimeLimit,
+    judged_from_json,
+    with_timed_engine,
+)
 from bisect_trt.repair.rules import rules_of
-from bisect_trt.report.choices import recommended
+from bisect_trt.report.choices import recommended, recommended_speed
 from bisect_trt.report.files import OwnedFolder, to_json, write_files
 from bisect_trt.report.headline import headline
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.markdown import Page, Section, page_as_markdown
 from bisect_trt.report.record import Record
-from bisect_trt.report.tables import judged_scores
+from bisect_trt.report.tables import judged_scores, share_kept
 from bisect_trt.settings import FORMER, Option, Settings, options
 from bisect_trt.steps.saved_plan import compiled
 
@@ -53,7 +66,7 @@ def run_keys() -> dict[str, tuple[str, Option]]:
     return {
         option.flag.removeprefix("--"): (name, option)
         for name, option in options().items()
-        if "run" in option.commands and name != "out"
+        if option.commands & {"run", "gate"} and name != "out"
     }
 
 
@@ -87,6 +100,7 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
         try:
             runs[name] = Settings(**chosen)
             _check_values(runs[name])
+            runs[name] = with_timed_engine(runs[name])
         except BadInputError as error:
             raise BadInputError(f"{path}: {where}: {error}") from error
     return Project(path, folder, runs, warnings)
@@ -202,24 +216,50 @@ class Entry:
     exit_code: int
     result: Record | None = None  # record of its run; None after an error
     error: str = ""  # one line on the error
+    limits: Sequence[JudgedLimit] = ()  # what its time was held to
 
     @property
     def is_refuted(self) -> bool:
         """Whether its plan passes on the given inputs but is refuted by validation."""
-        return self.exit_code == 1 and self.result is not None and self.result.passed
+        return self.result is not None and self.result.passed and self.result.is_refuted
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it meets the requirements and misses a time limit."""
+        meets = self.result is not None and self.result.exit_code == EXIT_OK
+        return meets and any(limit.met is False for limit in self.limits)
 
     @property
     def said(self) -> str:
-        """The answer in one sentence, with the missed requirements and the cause."""
+        """The answer in one sentence, with what was missed and the cause."""
         found = self.result
         if found is None:
             return self.error
-        if self.exit_code == 0:
-            return headline(found)
+        if found.exit_code == EXIT_OK:
+            return f"{headline(found)}{self._limits_in_words()}"
         scores = judged_scores(found.by_requirement)
         missed = [f"{r} ({times(score)})" for r, score in scores.items() if not score <= 1.0]
         which = f" Missed: {', '.join(missed)}." if missed else ""
         return f"{headline(found)}{which} {found.sentence}"
+
+    def _limits_in_words(self) -> str:
+        """Each time limit and what was found, the missed ones first."""
+        said = ""
+        words = {False: "Too slow", None: "Time not judged", True: "Fast enough"}
+        for met, begin in words.items():
+            those = [f"{x.text} ({x.found})" for x in self.limits if x.met is met]
+            said += f" {begin}: {', '.join(those)}." if those else ""
+        return said
+
+
+def judged_entry(name: str, result: Record, limits: Sequence[TimeLimit]) -> Entry:
+    """The entry of a model that was run, held to ``limits``."""
+    speed = recommended_speed(result.choices)
+    judged = tuple(limit.judged(speed) for limit in limits)
+    codes = {True: EXIT_OK, False: EXIT_NOT_MET, None: EXIT_NO_RUNNER}
+    # Without a plan that passes there is nothing to time.
+    code = result.exit_code or max((codes[limit.met] for limit in judged), default=EXIT_OK)
+    return Entry(name, code, result, limits=judged)
 
 
 @dataclass(frozen=True)
@@ -261,12 +301,24 @@ def _table(gate: Gate) -> pd.DataFrame:
             row["recommended"] = _recommended(found)
             row["pins"] = f"{len(found.pinned)} of {found.layer_count}"
             row["score"] = found.score
+            row |= _speed_in_words(found)
             row["inputs"] = word_of(found.validation) or ""
             row["judged by"] = found.runner
             row["new evaluations"] = str(found.new_evaluations)
             row["seconds"] = round(found.seconds, 1)
         rows.append({**row, "answer": entry.said})
     return pd.DataFrame(rows)
+
+
+def _speed_in_words(found: Record) -> dict[str, str]:
+    """The recommended choice's latency and the share of the saving that it keeps, where known."""
+    chosen = recommended(found.choices)
+    words: dict[str, str] = {}
+    if chosen is not None and chosen.latency_ms is not None:
+        words["ms"] = f"{chosen.latency_ms:.3f}"
+    if chosen is not None and chosen.saving_kept is not None:
+        words["saving kept"] = share_kept(chosen)
+    return words
 
 
 def _recommended(found: Record) -> str:
@@ -279,11 +331,13 @@ def _recommended(found: Record) -> str:
 
 def gate_page(gate: Gate) -> Page:
     """The answer and the table of models."""
-    missed = _names(e for e in gate.entries if e.exit_code == 1 and not e.is_refuted)
+    slow = _names(e for e in gate.entries if e.exit_code == 1 and e.is_slow)
+    missed = _names(e for e in gate.entries if e.exit_code == 1 and not (e.is_refuted or e.is_slow))
     refuted = _names(e for e in gate.entries if e.is_refuted)
     broken = _names(e for e in gate.entries if e.exit_code > 1)
     done = len(gate.entries)
     closed = [f"{missed} missed the requirements"] if missed else []
+    closed += [f"{slow} missed a time limit"] if slow else []
     closed += [f"{refuted} ended the budget with a plan that a test refutes"] if refuted else []
     lines = []
     if broken:
@@ -312,6 +366,10 @@ def gate_record(gate: Gate) -> dict[str, Any]:
         for key in ("new_evaluations", "score", "pinned"):
             row[key] = getattr(entry.result, key, None)
         row["recommended"] = _recommended(entry.result) if entry.result is not None else ""
+        speed = recommended_speed(entry.result.choices if entry.result is not None else ())
+        row |= {"latency_ms": speed.latency_ms, "saving_kept": speed.saving_kept}
+        row["estimated_latency"] = speed.is_estimated
+        row["hold"] = [limit.as_json() for limit in entry.limits]
         models.append(row)
     record: dict[str, Any] = {"kind": _OWNED.command, "exit_code": gate.exit_code}
     return {**record, "planned": gate.planned, "models": models}
@@ -332,7 +390,7 @@ def _junit(gate: Gate) -> str:
     suites = ElementTree.Element("testsuites", name="bisect-trt gate")
     for entry in gate.entries:
         if entry.result is not None:
-            suite = ElementTree.fromstring(as_junit(entry.result))
+            suite = ElementTree.fromstring(as_junit(entry.result, entry.limits))
             suite.set("name", entry.name)
             suites.append(suite)
             continue
@@ -342,3 +400,20 @@ def _junit(gate: Gate) -> str:
         ElementTree.SubElement(problem, "error", message=xml_text(entry.error))
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def limits_held(run: Path) -> tuple[JudgedLimit, ...]:
+    """The time limits that the gate beside the run's folder held it to; none without a gate.
+
+    Raises:
+        BadInputError: the gate's file cannot be read.
+    """
+    path = run.resolve().parent / RECORD
+    if not _OWNED.is_ours(path.parent):
+        return ()
+    try:
+        models = json.loads(path.read_text(encoding="utf-8"))["models"]
+        held = (m.get("hold", ()) for m in models if m["folder"] == run.resolve().name)
+        return tuple(judged_from_json(limit) for limits in held for limit in limits)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error

@@ -172,6 +172,7 @@ def as_html(result: Record) -> str:
     for finding in sorted(result.findings, key=lambda f: (not f.weighty, f.kind == VANISHING)):
         by_kind.setdefault(finding.kind, []).append(finding)
     inputs = tables.worst_inputs(result.inputs)
+    of_engine = result.engine
     of_inputs = [str(c) for c in inputs if c not in ("shapes", "sha256")]
     return (
         environment()
@@ -190,6 +191,8 @@ def as_html(result: Record) -> str:
             sources=text.sources(result.layers),
             proved=bool(result.pins["proved"].any()),
             cost=_table(result.cost, tables.COST_COLUMNS),
+            candidates=_whole(tables.candidates_table(of_engine.candidates if of_engine else ())),
+            times=_whole(tables.times_table(of_engine.times if of_engine else ())),
             weights=_whole(weights_table(result.weights)),
             repairs=_whole(tables.repairs_table(result.repair)),
             repair_lines=[

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 from bisect_trt.base.display import xml_text
 from bisect_trt.base.outcomes import InputKind, Validation, word_of
 from bisect_trt.metrics.requirements import times
+from bisect_trt.metrics.time_limits import JudgedLimit
 from bisect_trt.report.headline import headline
 from bisect_trt.report.record import Record
 from bisect_trt.report.tables import judged_scores
@@ -17,17 +18,22 @@ from bisect_trt.steps.verify import Verification
 
 
 class _Case(NamedTuple):
-    """A test case; ``failure`` and ``skipped`` give the reason, blank where it passed."""
+    """A test case; ``failure``, ``error``, ``skipped`` give the reason, blank where it passed."""
 
     name: str
     failure: str = ""
+    error: str = ""
     skipped: str = ""
     shown: str = ""
 
 
-def as_junit(result: Record) -> str:
-    """The suite of one run, with failures where the exit code is 1 or the plan overfitted."""
-    return _written(result, headline(result), _requirements(result))
+def as_junit(result: Record, limits: Sequence[JudgedLimit] = ()) -> str:
+    """The suite of one run, with failures where the exit code is 1 or the plan overfitted.
+
+    A gate adds its time ``limits``; one that could not be judged is an error.
+    """
+    cases = [*_requirements(result), *(_limit(limit, result) for limit in limits)]
+    return _written(result, headline(result), cases)
 
 
 def verification_as_junit(found: Verification) -> str:
@@ -45,7 +51,7 @@ def _written(suite: Record | Verification, summary: str, own: Iterable[_Case]) -
     counts = {
         "tests": len(cases),
         "failures": sum(bool(case.failure) for case in cases),
-        "errors": 0,
+        "errors": sum(bool(case.error) for case in cases),
         "skipped": sum(bool(case.skipped) for case in cases),
     }
     attributes = {"name": "bisect-trt", "time": f"{suite.seconds:.3f}"}
@@ -61,7 +67,8 @@ def _written(suite: Record | Verification, summary: str, own: Iterable[_Case]) -
     for case in cases:
         names = {"classname": xml_text(suite.model), "name": xml_text(case.name)}
         written = ElementTree.SubElement(root, "testcase", names)
-        for tag, why in (("failure", case.failure), ("skipped", case.skipped)):
+        reasons = {"failure": case.failure, "error": case.error, "skipped": case.skipped}
+        for tag, why in reasons.items():
             if why:
                 ElementTree.SubElement(written, tag, message=xml_text(why))
         if case.shown:
@@ -79,6 +86,14 @@ def _requirements(result: Record) -> Iterator[_Case]:
         fails = not result.passed and text in missed
         failure = f"{result.sentence} {score}" if fails else ""
         yield _Case(f"requirement {text}", failure, shown=score)
+
+
+def _limit(limit: JudgedLimit, result: Record) -> _Case:
+    """The case of a time limit."""
+    # Where no plan passes, there was nothing to time.
+    unknown = "error" if result.passed else "skipped"
+    field = {True: "shown", False: "failure", None: unknown}[limit.met]
+    return _Case(limit.text, **{field: limit.found})
 
 
 def _validation(validation: Validation | None) -> Iterator[_Case]:

@@ -17,9 +17,11 @@ from bisect_trt.report.repairs import proof_sentence, refusal_lines
 from bisect_trt.report.tables import (
     COST_COLUMNS,
     OUTPUT_COLUMNS,
+    candidates_table,
     choices_table,
     repairs_table,
     shown_pins,
+    times_table,
 )
 from bisect_trt.report.text import (
     engine_sentences,
@@ -84,6 +86,9 @@ def _detail_lines(result: Record) -> Iterator[str]:
     yield from ("", "## Outputs", "", *table_lines(result.outputs, OUTPUT_COLUMNS, "outputs.csv"))
     if result.engine:
         yield from ("", "## Engines", "", *table_lines(result.cost, COST_COLUMNS), "")
+        for table in (candidates_table(result.engine.candidates), times_table(result.engine.times)):
+            if len(table):
+                yield from (*table_lines(table), "")
         for sentence in engine_sentences(result):
             yield f"- {markdown(sentence)}"
     if result.findings:

@@ -23,8 +23,10 @@ from bisect_trt.base.errors import (
     one_line,
 )
 from bisect_trt.base.outcomes import (
+    Candidate,
     Cause,
     CauseFound,
+    ChoiceTimes,
     Finding,
     InputKind,
     Reproducibility,
@@ -68,6 +70,8 @@ class EngineFacts:
     pins_added_by_engine: Sequence[str] | None = None  # pins that only the engine needs
     out_of_builds: bool | None = None  # whether ``--max-builds`` ended the search
     reproducibility: Reproducibility | None = None  # results of repeated runs
+    candidates: tuple[Candidate, ...] = ()  # plans that were built and timed for the answer
+    times: tuple[ChoiceTimes, ...] = ()  # of the choices, beside each other
 
 
 @dataclass(frozen=True)
@@ -515,6 +519,11 @@ def _engine(data: Json) -> EngineFacts:
     for name, kind in (("marking_effect", MarkingEffect), ("reproducibility", Reproducibility)):
         if facts.get(name) is not None:
             facts[name] = _made(kind, {k: _maybe_number(v) for k, v in facts[name].items()})
+    facts["candidates"] = tuple(
+        _made(Candidate, {**one, "score": _number(one["score"]), "layers": tuple(one["layers"])})
+        for one in facts.get("candidates", ())
+    )
+    facts["times"] = tuple(_made(ChoiceTimes, one) for one in facts.get("times", ()))
     return _made(EngineFacts, facts)
 
 

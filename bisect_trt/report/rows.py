@@ -6,20 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from bisect_trt.base.outcomes import AS_IS, BF16, FITTED, FP32, KNEE, PLAN, REPAIRED
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.metrics.time_limits import saving_kept
 from bisect_trt.model.cost import SAME_TIME, CostTable
-from bisect_trt.report.choices import (
-    AS_IS,
-    BF16,
-    FITTED,
-    FP32,
-    KNEE,
-    PLAN,
-    REPAIRED,
-    Choice,
-    Passes,
-)
+from bisect_trt.report.choices import Choice, Passes
 from bisect_trt.report.record import Record
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import RunStatistics
@@ -38,6 +30,8 @@ def choices_of(state: RunState, own: Record, others: Mapping[str, Record]) -> li
     if is_base:
         rows = [_choice_of(AS_IS, own, names)]
     for name, other in others.items():
+        if name == BF16:
+            continue
         row = _choice_of(name, other, other.pinned)
         is_repaired = isinstance(state.repair, Repair)
         rows.append(replace(row, repaired=is_repaired, fitted=name == FITTED))
@@ -157,9 +151,7 @@ def _saving_kept(name: str, times: Mapping[str, float]) -> float | None:
     """The share of the reduced precision's saving that a row keeps; None if it saves nothing."""
     if AS_IS not in times or FP32 not in times:
         return None
-    whole = times[FP32] - times[AS_IS]
-    # An engine's times differ by chance where nothing is saved.
-    return (times[FP32] - times[name]) / whole if whole > 0.01 * times[FP32] else None
+    return saving_kept(times[name], times[AS_IS], times[FP32])
 
 
 def is_slower(row: Choice, other: Choice) -> bool:
@@ -177,7 +169,10 @@ def _tables(state: RunState) -> dict[str, CostTable]:
 
 
 def _measured(state: RunState) -> dict[str, float]:
-    """The latencies of the rows whose engines were timed, in ms."""
+    """The latencies in ms of the rows whose engines were timed, beside each other if possible."""
+    if state.timing is not None:
+        beside = {name: state.timing.ms(name) for name in state.timing.plans}
+        return {name: time for name, time in beside.items() if math.isfinite(time)}
     found: dict[str, Evaluation] = {}
     if state.engine is not None:
         found = {AS_IS: state.engine.base, FP32: state.engine.fp32}

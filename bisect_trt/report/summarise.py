@@ -17,19 +17,24 @@ import pandas as pd
 from bisect_trt.base.display import printable
 from bisect_trt.base.errors import EXIT_OK
 from bisect_trt.base.limits import thread_count
-from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding, ValidationVerdict
-from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.model.inputs import dynamic_inputs
-from bisect_trt.model.patterns import find_patterns
-from bisect_trt.report.choices import (
+from bisect_trt.base.outcomes import (
     AS_IS,
+    BF16,
     FITTED,
     FP32,
     PLAN,
     REPAIRED,
-    Choice,
+    WRITTEN_OUT,
+    Cause,
+    Diagnosis,
+    Finding,
+    ValidationVerdict,
 )
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.model.inputs import dynamic_inputs
+from bisect_trt.model.patterns import find_patterns
+from bisect_trt.report.choices import Choice
 from bisect_trt.report.headline import answer_lines, files_line
 from bisect_trt.report.html import as_fragment
 from bisect_trt.report.markdown import answer_as_markdown
@@ -52,6 +57,7 @@ from bisect_trt.search.find import count_violations, information_bound, ranking_
 from bisect_trt.settings import as_command, as_word
 from bisect_trt.steps.answer import Answered, RunState, best_so_far
 from bisect_trt.steps.context import RunStatistics
+from bisect_trt.steps.fastest import fastest_right
 from bisect_trt.steps.select_fitted import Bisection
 from bisect_trt.steps.sensitivity import suspicion_of
 from bisect_trt.version import __version__
@@ -77,6 +83,8 @@ def engine_facts(state: RunState, run_statistics: RunStatistics) -> EngineFacts 
         pins_added_by_engine=sorted(judged.repaired) if judged is not None else None,
         out_of_builds=judged.out_of_budget if judged is not None else None,
         reproducibility=state.reproducibility or baselines.reproducibility,
+        candidates=judged.candidates if judged is not None else (),
+        times=state.timing.of_choices() if state.timing is not None else (),
     )
 
 
@@ -295,7 +303,8 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
     own = replace(own, repair=facts, weights=weights_of(state.weights))
     others = {}
     answers: dict[str, Answered] = {}
-    for name, answered in ((REPAIRED, state.repaired), (FITTED, state.fitted)):
+    in_bf16 = state.bf16.answered if state.bf16 is not None else None
+    for name, answered in ((REPAIRED, state.repaired), (FITTED, state.fitted), (BF16, in_bf16)):
         # Without baselines the budget has left nothing to say of it.
         if answered is None or answered.state.baselines is None:
             continue
@@ -308,17 +317,43 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
     # Of equal answers the one that changes less: the original, then the repaired graph.
     best, name = own, ""
     for other in (n for n in others if _is_of_use(others[n]) and _is_within(answers[n], others[n])):
-        if _is_better(others[other], best, _row(rows, other), _row(rows, name or _name_of(own))):
+        its_row, best_row = _row(rows, other), _row(rows, name or _name_of(own))
+        if other == BF16 and not (its_row and best_row and is_slower(best_row, its_row)):
+            continue  # of equal times the one that keeps more digits
+        if _is_better(others[other], best, its_row, best_row):
             best, name = others[other], other
     answered = answers.get(name)
     its, its_runs = (
         (answered.state, answered.run_statistics) if answered else (state, run_statistics)
     )
     rows = timed(with_knee(rows, its, its_runs, _row(rows, name)), state, run_statistics, others)
+    if state.fp32 is not None:
+        rows = [replace(choice, recommended=choice.name == FP32) for choice in rows]
+        return replace(_in_fp32(state, run_statistics, own), choices=rows)
     if not name:
         return replace(own, choices=_recommending(rows, own))
     rows = [replace(choice, recommended=choice.name == name) for choice in rows]
     return replace(_on_other(own, best, name), choices=rows)
+
+
+def _in_fp32(state: RunState, run_statistics: RunStatistics, own: Result) -> Result:
+    """The answer where FP32 is as fast as what is right: no layer is reduced."""
+    assert state.fp32 is not None and state.timing is not None
+    plan, timing = PrecisionPlan(Precision.FP32), state.timing
+    best = fastest_right(state, timing)
+    assert best is not None
+    sentence = (
+        f"{own.sentence} Reduced precision buys nothing here: FP32 takes {timing.ms(FP32):.3f} ms, "
+        f"{best} {timing.ms(best):.3f} ms."
+    )
+    answer = _Answer(plan, state.fp32.evaluation, {}, True)
+    diagnosis = Diagnosis(own.cause, sentence, tuple(own.causes))
+    state = replace(state, validation=state.fp32.validation)
+    return replace(
+        _result(state, run_statistics, diagnosis, answer, own.seconds),
+        repair=own.repair,
+        weights=own.weights,
+    )
 
 
 def _is_of_use(result: Result) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from bisect_trt.base.display import counted, plural, some_of
-from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.outcomes import Candidate, ChoiceTimes, Finding
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import brief
@@ -255,6 +255,36 @@ def worst_inputs(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[order].head(12)
 
 
+def candidates_table(candidates: Sequence[Candidate]) -> pd.DataFrame:
+    """A row per plan that was built and timed for the answer, the chosen one marked."""
+    rows = [
+        {
+            "": ">" if one.chosen else "",
+            "plan": one.name,
+            "FP32 layers": len(one.layers),
+            "worst score": one.score,
+            "ms": "" if one.latency_ms is None else f"{one.latency_ms:.3f}",
+            "passes": "yes" if one.passed else "no",
+        }
+        for one in candidates
+    ]
+    return pd.DataFrame(rows)
+
+
+def times_table(times: Sequence[ChoiceTimes]) -> pd.DataFrame:
+    """A row per choice that was timed, both ways to launch it."""
+    rows = [
+        {
+            "choice": one.name,
+            "CUDA graph, ms": "" if one.graph_ms is None else f"{one.graph_ms:.3f}",
+            "single launches, ms": f"{one.plain_ms:.3f}",
+            "between quartiles, ms": f"{one.spread_ms:.3f}",
+        }
+        for one in times
+    ]
+    return pd.DataFrame(rows)
+
+
 def choices_table(choices: Sequence[Choice], rules: Sequence[str]) -> pd.DataFrame:
     """A row per choice, the recommended one marked; ``rules`` are those of the repair."""
     rows = []
@@ -265,12 +295,12 @@ def choices_table(choices: Sequence[Choice], rules: Sequence[str]) -> pd.DataFra
         row |= {"FP32 layers": len(choice.pinned), "worst score": brief(choice.worst_score)}
         if any(choice.latency_ms is not None for choice in choices):
             row["ms"] = "" if choice.latency_ms is None else f"{choice.latency_ms:.3f}"
-        row["FP16 saving kept"] = _share_kept(choice)
+        row["FP16 saving kept"] = share_kept(choice)
         rows.append({**row, "passes": words[choice.passes]})
     return pd.DataFrame(rows)
 
 
-def _share_kept(choice: Choice) -> str:
+def share_kept(choice: Choice) -> str:
     """The share of the saving, with a ~ where it is estimated."""
     if choice.saving_kept is None:
         return ""

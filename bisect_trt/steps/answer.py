@@ -19,12 +19,18 @@ from bisect_trt.base.outcomes import (
     InputKind,
     Reproducibility,
     Validation,
+    ValidationVerdict,
 )
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation, meets
 from bisect_trt.metrics.arrays import all_finite
 from bisect_trt.model.outputs import unreached
-from bisect_trt.steps.baselines import Baselines, traced_inputs
+from bisect_trt.steps.baselines import (
+    Baselines,
+    measure_baselines,
+    nothing_to_pin,
+    traced_inputs,
+)
 from bisect_trt.steps.confirm import Judgement
 from bisect_trt.steps.context import Context, RunStatistics
 from bisect_trt.steps.diagnosis import Triage
@@ -37,6 +43,7 @@ from bisect_trt.steps.repair import Refused, Repair
 from bisect_trt.steps.search_set import all_in_fp32
 from bisect_trt.steps.select_fitted import Bisection
 from bisect_trt.steps.select_robust import ranked_by_worth
+from bisect_trt.steps.timing import Timing
 from bisect_trt.steps.tradeoff import Tradeoff, measure_tradeoff
 from bisect_trt.steps.validation import validate, validation_as_known
 from bisect_trt.steps.validation_inputs import (
@@ -56,11 +63,15 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class InBF16:
-    """Everything in BF16: the judge's ``evaluation``, and its ``validation`` where that passes."""
+class InOnePrecision:
+    """Everything in one precision: the judge's ``evaluation``, its ``validation`` if it passes.
+
+    ``answered`` is the answer that it is, unless new inputs refute it.
+    """
 
     evaluation: Evaluation
     validation: Validation | None
+    answered: Answered | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,8 @@ class RunState:
 
     ``settled``: the diagnosis that ended the run early.
     ``repair``: what the graph's repair came to; ``repaired``: the answer on the repaired graph.
+    ``bf16``: everything in BF16; ``fp32``: everything in FP32, where that is as fast as the answer.
+    ``timing``: times of the choices' engines beside each other.
     ``weights``: weights rounded to fit; ``fitted``: the answer with them.
     ``inputs``: a row for each input; ``tradeoff``: a row for each plan of the curve, and its knee.
     ``reproducibility``: that of the answer's engine.
@@ -85,7 +98,9 @@ class RunState:
     repaired: Answered | None = None
     weights: FittedWeights | None = None
     fitted: Answered | None = None
-    bf16: InBF16 | None = None
+    bf16: InOnePrecision | None = None
+    fp32: InOnePrecision | None = None
+    timing: Timing | None = None
     bisection: Bisection | None = None
     judgement: Judgement | None = None
     unseen: UnseenInputs | None = None
@@ -413,22 +428,48 @@ def in_bf16(problem: Problem) -> Problem:
     )
 
 
-def measure_bf16(problem: Problem, context: Context) -> InBF16:
+def measure_bf16(state: RunState, problem: Problem, context: Context) -> InOnePrecision:
     """Evaluate everything in BF16, and validate it for a while where it passes.
 
-    An engine is built only where the emulator passes it.
+    An engine is built only where the emulator passes it. ``state`` is that of the answer in FP16.
     """
     context.observer.step("bf16")
     emulated = context.evaluator.evaluate(problem.base)
     if not emulated.verdict.passed:
-        return InBF16(emulated, None)
+        return InOnePrecision(emulated, None)
     evaluations = [judge.evaluate(problem.base) for judge in context.judges]
     worst = max(evaluations, key=lambda found: (not found.verdict.passed, found.score))
     if not worst.verdict.passed:
-        return InBF16(worst, None)
+        return InOnePrecision(worst, None)
+    validation = _validated_shortly(problem, context, problem.base)
+    if validation.word is ValidationVerdict.OVERFITTED:
+        return InOnePrecision(worst, validation)
+    engine = replace(state.engine, base=worst) if state.engine is not None else None
+    answer = RunState(
+        problem,
+        settled=nothing_to_pin(worst, Precision.BF16),
+        baselines=measure_baselines(problem, context),
+        engine=engine,
+        validation=validation,
+    )
+    answered = Answered(with_tables(answer, context), context.run_statistics())
+    return InOnePrecision(worst, validation, answered)
+
+
+def measure_fp32(state: RunState, context: Context) -> InOnePrecision | None:
+    """Everything in FP32 on the engine, validated for a while; None where it is wrong."""
+    engine = state.engine
+    if engine is None or not engine.fp32.verdict.passed:
+        return None
+    validation = _validated_shortly(state.problem, context, engine.fp32.plan)
+    return InOnePrecision(engine.fp32, validation)
+
+
+def _validated_shortly(problem: Problem, context: Context, plan: PrecisionPlan) -> Validation:
+    """The validation of ``plan`` within the time for plans that are no first answer."""
     limit_s = problem.settings.limits.refused_time_s
     test = next_test(problem, context).within(problem, context.pace.usual_seconds, limit_s)
-    return InBF16(worst, validate(problem, context, context.judges, problem.base, test))
+    return validate(problem, context, context.judges, plan, test)
 
 
 def with_tables(state: RunState, context: Context) -> RunState:

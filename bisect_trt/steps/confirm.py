@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bisect_trt.base.outcomes import InputKind, Validation
+from bisect_trt.base.outcomes import Candidate, InputKind, Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.evaluator import Evaluator
@@ -45,6 +45,7 @@ class Judgement:
     ``bisection`` is the search that gave the plan, and the engine needed the pins ``repaired``
     besides. With ``--certify engine``, ``proof`` maps each pin to the evaluation that failed
     without it. ``validation`` is the plan's on the engine; new inputs ``refused`` it otherwise.
+    ``candidates`` are the plans that were timed beside each other, itself among them.
     """
 
     plan: PrecisionPlan
@@ -56,6 +57,7 @@ class Judgement:
     proof: Mapping[str, Evaluation] = field(default_factory=dict)
     validation: Validation | None = None
     refused: bool = False
+    candidates: tuple[Candidate, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -42,10 +42,12 @@ from bisect_trt.steps.open_runners import (
     open_emulator,
     open_emulator_pool,
     open_engine,
+    timer_of,
 )
 from bisect_trt.steps.output_scales import check_parts, with_scales
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.run_folder import claimed_folder, folder_of
+from bisect_trt.steps.timing import Timer
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class Context:
     ``in_hand``: the smallest set of pins that passed the whole search set so far.
     ``refused``: the plans that failed on more copies than allowed.
     ``pace``: how long an inference takes.
+    ``timer``: times plans of the engine beside each other, None where nothing can.
     """
 
     problem: Problem
@@ -136,6 +139,7 @@ class Context:
     emulator_pool: EmulatorPool | None
     time: TimeBudget
     references: References
+    timer: Timer | None = None
 
     def __post_init__(self) -> None:
         problem = self.problem
@@ -221,10 +225,11 @@ class Context:
 
     @cached_property
     def costs(self) -> CostTable:
-        """What plans cost in time, estimated at the shapes of the first input."""
+        """What plans cost in time, estimated at the shapes that engines are timed at."""
         problem = self.problem
-        shapes = {name: array.shape for name, array in problem.samples[0].arrays.items()}
-        return estimated_table(problem.graph, shapes, problem.settings.precision)
+        return estimated_table(
+            problem.graph, problem.timed_sample.shapes, problem.settings.precision
+        )
 
     @cached_property
     def undefined(self) -> tuple[str, ...]:
@@ -393,6 +398,7 @@ def open_beside(context: Context, problem: Problem) -> Iterator[Context]:
             emulator_pool=None,
             time=time_budget,
             references=context.references,
+            timer=timer_of(engine, problem.settings),
         )
         inner._findings += context.opening_findings
         # Each validation of a run has inputs and a share of the risk of its own.
@@ -436,6 +442,7 @@ def _opened(
         emulator_pool=pool,
         time=time_budget,
         references=references,
+        timer=timer_of(engine, settings),
     )
     if emulator.device != CPU and problem.reference.is_of(problem.graph):
         # References of given inputs stay with the CPU, whose FP32 is the definition.

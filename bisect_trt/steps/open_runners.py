@@ -22,10 +22,11 @@ from bisect_trt.runners.emulator_workers import SERVER, EmulatorPool, server_arg
 from bisect_trt.runners.ort_cuda import OrtCudaRunner
 from bisect_trt.runners.process import IsolatedWorker, Remote, WorkerPool
 from bisect_trt.runners.ray_actors import LOCAL, ray_actors
-from bisect_trt.runners.tensorrt.records import installed_module
+from bisect_trt.runners.tensorrt.records import RTX, installed_module
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.settings import Settings
 from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.timing import Timer, time_engines
 
 _FAR = 16.0
 """The ratio of measured to counted time from which the count is known to be wrong."""
@@ -240,6 +241,22 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
         if isinstance(error, RunnerFailedError):
             error = error.blamed_on_model()
         raise RunnerUnavailableError(f"--runner tensorrt: {error}") from error
+
+
+def timer_of(engine: EngineRunner | None, settings: Settings) -> Timer | None:
+    """What times plans of TensorRT's engines; None for other runners, flags and clusters."""
+    on_this_machine = isinstance(engine, TensorRTRunner) and settings.ray is None
+    if not on_this_machine or settings.typing == "weak":
+        return None
+    module = installed_module(settings.trt_module)
+    # TensorRT picks kernels by timing them, so that two builds at a time disturb each other.
+    builders = min(4, max(1, thread_count(settings.threads) // 2))
+    return partial(
+        time_engines,
+        module=module,
+        builders=builders if module == RTX else 1,
+        timeout_s=settings.evaluation_timeout_s,
+    )
 
 
 def _engine_likely(module: str | None) -> bool:

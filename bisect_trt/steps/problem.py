@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from bisect_trt.base.display import some_of
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import Observer
@@ -47,7 +49,7 @@ from bisect_trt.model.outputs import (
 from bisect_trt.model.precision_rules import FLOATS
 from bisect_trt.model.roundings import list_movers
 from bisect_trt.runners.reference import Lookups, Reference
-from bisect_trt.runners.tensorrt.profile import profile_of
+from bisect_trt.runners.tensorrt.profile import profile_of, shape_of
 from bisect_trt.settings import Settings
 from bisect_trt.steps.memory_need import check_need, need_of, usual_seconds
 from bisect_trt.steps.saved_plan import SavedPlan, begun_at, held_layers, marked_layers, read_plan
@@ -195,6 +197,34 @@ class Problem:
         return any(can_perturb_lookups(self.lookups.of(s)) for s in self.samples)
 
     @cached_property
+    def timed_sample(self) -> Sample:
+        """The input that engines are timed on: the first one, resized as ``--time-shape`` says.
+
+        Raises:
+            BadInputError: ``--time-shape`` is wrong, or does not fit the model.
+        """
+        option, arrays = "--time-shape", dict(self.samples[0].arrays)
+        specs = {spec.name: spec for spec in input_specs(self.graph.proto)}
+        for text in self.settings.time_shape:
+            name, shape = shape_of(option, text)
+            if name not in specs:
+                raise BadInputError(
+                    f"{option} {text}: the model has no input {name!r}; it takes {', '.join(specs)}"
+                )
+            if len(shape) != arrays[name].ndim:
+                raise BadInputError(
+                    f"{option} {text}: {name!r} has {arrays[name].ndim} axes, not {len(shape)}"
+                )
+            for axis, (size, its) in enumerate(zip(shape, specs[name].shape or (), strict=False)):
+                if isinstance(its, int) and its != size:
+                    raise BadInputError(
+                        f"{option} {text}: axis {axis} of {name!r} is fixed at {its}; export the "
+                        "model with a dynamic axis"
+                    )
+            arrays[name] = np.resize(arrays[name], shape)
+        return Sample(self.samples[0].name, arrays)
+
+    @cached_property
     def key(self) -> str:
         """The hash of everything that each answer in the cache depends on, but the inputs."""
         requirements = self.requirements
@@ -237,6 +267,8 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         older=older,
         findings=findings,
     )
+    if settings.time_shape:  # nonsense is an error before the run
+        _ = problem.timed_sample
     for finding in problem.findings:
         observer.finding(finding.message)
     return problem

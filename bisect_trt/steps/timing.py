@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.base.errors import RunnerFailedError, one_line
+from bisect_trt.base.outcomes import ChoiceTimes
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
@@ -149,6 +150,17 @@ class Timing:
                 found.append(f"{count} used the GPU while engines were timed.")
         return tuple(found)
 
+    def of_choices(self) -> tuple[ChoiceTimes, ...]:
+        """The times of each name that has some, for a record."""
+        found = []
+        for name, plan in self.plans.items():
+            graph, plain = plan.graph, plan.plain
+            if plain is not None:
+                used = graph or plain
+                ms = graph.median_ms if graph is not None else None
+                found.append(ChoiceTimes(name, ms, plain.median_ms, used.high_ms - used.low_ms))
+        return tuple(found)
+
     def advice(self, name: str) -> str:
         """Says that CUDA graphs are worth it for a plan; '' where they are not."""
         graph, plain = self.plans[name].graph, self.plans[name].plain
@@ -161,15 +173,19 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Variant:
+class Build:
     """A plan of a graph, of which an engine is built. Variants may be of several graphs."""
 
     graph: Graph
     plan: PrecisionPlan
 
 
+Timer = Callable[[Mapping[str, Build], Sample], Timing]
+"""Builds what it is given for a sample's shapes and times it beside each other."""
+
+
 def time_engines(
-    variants: Mapping[str, Variant],
+    builds: Mapping[str, Build],
     sample: Sample,
     *,
     module: str | None = None,
@@ -178,10 +194,10 @@ def time_engines(
     timeout_s: float | None = None,
     hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
 ) -> Timing:
-    """Builds an engine for each of ``variants`` and times them beside each other.
+    """Builds an engine for each of ``builds`` and times them beside each other.
 
     Args:
-        variants: what to build, by name.
+        builds: what to build, by name.
         sample: the input to time, of the shapes to build for.
         module: the TensorRT module, None for the installed one.
         builders: processes that build at the same time. TensorRT picks kernels by timing them, so
@@ -203,7 +219,7 @@ def time_engines(
         try:
             versions = timer.call("describe", timeout_s=timeout_s)
             built = store_engines(
-                variants,
+                builds,
                 sample,
                 Path(folder),
                 module=module,
@@ -228,7 +244,7 @@ def time_engines(
 
 
 def store_engines(
-    variants: Mapping[str, Variant],
+    builds: Mapping[str, Build],
     sample: Sample,
     folder: Path,
     *,
@@ -238,7 +254,7 @@ def store_engines(
     timeout_s: float | None = None,
     hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
 ) -> dict[str, StoredEngine | str]:
-    """Builds an engine for each of ``variants`` into ``folder``; see :func:`time_engines`.
+    """Builds an engine for each of ``builds`` into ``folder``; see :func:`time_engines`.
 
     With ``run`` each is run once, which compiles its kernels. Without it no GPU is needed.
 
@@ -249,10 +265,10 @@ def store_engines(
     arrays = dict(sample.arrays) if run else None
     pool = WorkerPool([hire(STORING_WORKER, {"module": module}) for _ in range(builders)])
 
-    def store(number: int, variant: Variant) -> StoredEngine | str:
-        profile = profile_of(variant.graph.proto, [sample], ())
-        with file_form(to_typed(variant.graph, variant.plan)) as source:
-            tf32 = variant.plan.base is Precision.TF32
+    def store(number: int, build: Build) -> StoredEngine | str:
+        profile = profile_of(build.graph.proto, [sample], ())
+        with file_form(to_typed(build.graph, build.plan)) as source:
+            tf32 = build.plan.base is Precision.TF32
             request = EngineRequest(source, profile, tf32, values=values)
             file = str(folder / f"{number}.engine")
             try:
@@ -265,7 +281,7 @@ def store_engines(
 
     try:
         with ThreadPoolExecutor(builders) as threads:
-            found = threads.map(store, range(len(variants)), variants.values())
-            return dict(zip(variants, found, strict=True))
+            found = threads.map(store, range(len(builds)), builds.values())
+            return dict(zip(builds, found, strict=True))
     finally:
         pool.close()

@@ -6,8 +6,9 @@ are checked by ONNX and, where it is installed, by TensorRT's parser.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,19 @@ from bisect_trt.base.errors import (
     one_line,
 )
 from bisect_trt.base.interrupt import Observer
-from bisect_trt.base.outcomes import Finding, Validation, word_of
+from bisect_trt.base.outcomes import AS_IS, FP32, PLAN, Finding, Validation, word_of
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import times
+from bisect_trt.metrics.time_limits import (
+    SAVING,
+    PlanSpeed,
+    TimeLimit,
+    parse_time_limits,
+    saving_kept,
+    saying_what_is_held,
+    with_timed_engine,
+)
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.outputs import judged_part
 from bisect_trt.model.precision_rules import STORAGE_TYPE
@@ -41,11 +51,13 @@ from bisect_trt.runners.tensorrt.runner import BUILD_WORKER
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.baselines import quickest_s
 from bisect_trt.steps.context import Context, open_context
+from bisect_trt.steps.fastest import time_beside
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import problem_on
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented
 from bisect_trt.steps.saved_plan import SavedPlan
+from bisect_trt.steps.timing import Build
 from bisect_trt.steps.validation import validate
 from bisect_trt.steps.validation_inputs import VERIFYING, WANTED, planned_test
 
@@ -183,7 +195,14 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
 
     Raises:
         BadInputError: it is no plan of this model.
+        RunnerUnavailableError: the runner cannot work here, or a time limit cannot be judged.
     """
+    with saying_what_is_held(settings):
+        return _verified(with_timed_engine(settings), saved, observer)
+
+
+def _verified(settings: Settings, saved: SavedPlan, observer: Observer) -> Verification:
+    """The checks of :func:`verify`, by a runner that can judge the time limits."""
     began = time.perf_counter()
     problem, plan = _loaded(_as_saved(settings, saved), saved, observer)
     with open_context(problem, observer, "-verify") as context:
@@ -197,6 +216,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         checks = [
             *_golden(problem, context),
             *_judgements(context, plan),
+            *_limits(context, plan),
             _typed(problem.graph, plan),
             _parsed(problem, plan),
         ]
@@ -274,6 +294,45 @@ def _judgements(context: Context, plan: PrecisionPlan) -> list[Check]:
         return [_judged(evaluator.evaluate(plan), counts=True) for evaluator in emulators]
     decided = _judged(context.engine.evaluate(plan), counts=True)
     return [decided, *(_judged(evaluator.evaluate(plan), counts=False) for evaluator in emulators)]
+
+
+def _limits(context: Context, plan: PrecisionPlan) -> Iterator[Check]:
+    """Check the time limits; a plan that misses its requirements need not be timed."""
+    limits = parse_time_limits(context.problem.settings.hold)
+    if limits and not context.judge.evaluate(plan).verdict.passed:
+        yield from (Check(limit.text, None, "misses its requirements") for limit in limits)
+        return
+    speed = _speed(context, plan, limits)
+    for judged in (limit.judged(speed) for limit in limits):
+        if judged.met is None:
+            raise RunnerUnavailableError(judged.found)
+        yield Check(judged.text, judged.met, judged.found)
+
+
+def _speed(context: Context, plan: PrecisionPlan, limits: Sequence[TimeLimit]) -> PlanSpeed:
+    """What ``limits`` need of the speed of ``plan``; a saving is that of the plan's own model."""
+    plans = {PLAN: plan}
+    if any(limit.name == SAVING for limit in limits):
+        plans |= {AS_IS: context.problem.base, FP32: PrecisionPlan(Precision.FP32)}
+    ms = _times_ms(context, plans)
+    if ms:
+        is_whole = len(ms) == len(plans) > 1
+        share = saving_kept(ms[PLAN], ms[AS_IS], ms[FP32]) if is_whole else None
+        return PlanSpeed(ms.get(PLAN), share)
+    share = 0.0 if plan.base is Precision.FP32 else context.costs.saving_kept(plan)
+    return PlanSpeed(saving_kept=share if math.isfinite(share) else None, is_estimated=True)
+
+
+def _times_ms(context: Context, plans: Mapping[str, PrecisionPlan]) -> dict[str, float]:
+    """The times of engines, beside each other if possible; none where nothing times engines."""
+    if context.timer is not None:
+        graph = context.problem.graph
+        timing = time_beside(context, {name: Build(graph, p) for name, p in plans.items()})
+        found = {name: timing.ms(name) for name in timing.plans} if timing is not None else {}
+    else:
+        results = {name: context.judge.evaluate(one) for name, one in plans.items()}
+        found = {n: float(r.facts.get("latency_ms", math.nan)) for n, r in results.items()}
+    return {name: ms for name, ms in found.items() if math.isfinite(ms)}
 
 
 def _judged(result: Evaluation, *, counts: bool) -> Check:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -13,15 +15,23 @@ from click.testing import CliRunner
 from click.testing import Result as Ended
 
 from bisect_trt import Result
-from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.outcomes import FP32, PLAN
+from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.cli import main
+from bisect_trt.metrics.time_limits import parse_time_limits
 from bisect_trt.pipeline import run
-from bisect_trt.report.gate import read_project
+from bisect_trt.report.choices import Choice, Passes
+from bisect_trt.report.gate import Gate, gate_page, judged_entry, read_project
+from bisect_trt.report.junit import as_junit
 from bisect_trt.settings import Settings
 from bisect_trt.steps.run_folder import held_folder
 from fixtures.__main__ import FILES
+from fixtures.models import healthy
 from tests.conftest import forbid_inferences
+from tests.engines import Timed
+from tests.report.synthetic import synthetic_result
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -148,6 +158,12 @@ def test_what_cannot_be_judged_does_not_keep_the_others(tmp_path: Path) -> None:
         (entry("a", "healthy", "requirement = ['max_abs<<1']"), r"\[models.a\]: --requirement"),
         (entry("a", "healthy", "pin = ['(']"), r"--keep-fp32 '\(': no regular expression"),
         (entry("a", "healthy", "augmented = 'shfit'"), "--augmented shfit: unknown"),
+        (entry("a", "healthy", "hold = 'latency_ms<=x'"), r"\[models.a\]: --hold .* no number"),
+        (entry("a", "healthy", "hold = 4.5"), "hold must be a list of texts"),
+        (
+            entry("a", "healthy", "runner = 'emulated'\nhold = 'latency_ms<=4'"),
+            "--hold latency_ms<=4: --runner emulated times no engine; take tensorrt",
+        ),
         ("[models]\na = 1\n", "must be a table"),
         ("models = 1\n", "models must be a table"),
         ("out = 1\n" + entry("a", "healthy"), "out must be a path"),
@@ -218,3 +234,101 @@ def test_the_example_s_makefile(tmp_path: Path) -> None:
     assert not (where / "reports").exists()
     ignored = (where / ".gitignore").read_text().splitlines()
     assert "reports/" in ignored and 'out = "reports/gate"' in (where / "bisect.toml").read_text()
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that keeps 2 of 4 ms in FP16, in the place of TensorRT."""
+    engine = Timed(healthy())
+    monkeypatch.setattr("bisect_trt.steps.context.open_engine", lambda *_: engine)
+
+
+ON_ENGINE = DEFAULTS.replace('runner = "emulated"', 'repair = "none"')
+
+
+def judged(folder: Path) -> dict[str, Any]:
+    """The only model in gate.json."""
+    (model,) = json.loads((folder / "reports/gate/gate.json").read_text())["models"]
+    return dict(model)
+
+
+def suite_of(folder: Path) -> ElementTree.Element:
+    """The suite of the only model in junit.xml."""
+    (suite,) = ElementTree.parse(folder / "reports/gate/junit.xml").getroot()
+    return suite
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_model_is_held_to_the_latency_of_its_recommended_engine(tmp_path: Path) -> None:
+    held = entry("a", "healthy", "hold = ['latency_ms<=2.5', 'saving_kept>=0.9']")
+    (tmp_path / "bisect.toml").write_text(ON_ENGINE + held)
+    ended = gate(tmp_path)
+    assert ended.exit_code == 0, ended.output
+    model = judged(tmp_path)
+    assert (model["latency_ms"], model["saving_kept"]) == (2.0, 1.0)
+    assert not model["estimated_latency"]
+    assert model["hold"] == [
+        {"limit": "latency_ms<=2.5", "met": True, "value": 2.0, "estimated": False},
+        {"limit": "saving_kept>=0.9", "met": True, "value": 1.0, "estimated": False},
+    ]
+    assert "Fast enough: latency_ms<=2.5 (2 ms), saving_kept>=0.9 (1)." in model["said"]
+    page = (tmp_path / "reports/gate/gate.md").read_text()
+    assert "| ms | saving kept |" in page and "| 2.000 | 100 % |" in page
+    assert suite_of(tmp_path).get("failures") == suite_of(tmp_path).get("errors") == "0"
+
+    ended = gate(tmp_path, "--hold", "latency_ms<=1.5")
+    assert ended.exit_code == 1 and "Closed: a missed a time limit." in ended.output
+    assert "Too slow: latency_ms<=1.5 (2 ms)." in judged(tmp_path)["said"]
+    cases = {case.get("name"): case for case in suite_of(tmp_path).iter("testcase")}
+    failure = cases["latency_ms<=1.5"].find("failure")
+    assert failure is not None and failure.get("message") == "2 ms"
+    assert suite_of(tmp_path).get("failures") == "1"
+
+
+def test_a_share_is_judged_by_the_estimate_where_no_engine_is_there(tmp_path: Path) -> None:
+    held = entry("a", "healthy", "hold = 'saving_kept>=0.9'")
+    (tmp_path / "bisect.toml").write_text(DEFAULTS + held)
+    assert gate(tmp_path).exit_code == 0
+    model = judged(tmp_path)
+    assert model["latency_ms"] is None and model["estimated_latency"]
+    assert "Fast enough: saving_kept>=0.9 (1, estimated)." in model["said"]
+
+
+def test_a_latency_without_an_engine_is_not_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that is missing ends that model before it is searched, by --runner auto too."""
+
+    def missing(*_: object, **__: object) -> None:
+        raise RunnerUnavailableError("no GPU")
+
+    monkeypatch.setattr("bisect_trt.steps.open_runners.TensorRTRunner", missing)
+    text = ON_ENGINE + entry("a", "healthy", "hold = 'latency_ms<=4.5'")
+    (tmp_path / "bisect.toml").write_text(text)
+    forbid_inferences(monkeypatch)
+    ended = gate(tmp_path)
+    assert ended.exit_code == 3 and "Not decided: a could not be judged." in ended.output
+    said = "latency_ms<=4.5: cannot be judged; --runner tensorrt: no GPU"
+    assert judged(tmp_path)["said"] == said
+
+
+def test_what_was_not_timed_is_not_judged_by_an_estimate() -> None:
+    """Such as a row whose engine is not among those that were timed."""
+    row = Choice(PLAN, PrecisionPlan("fp16"), (), False, 0.5, Passes.VALIDATED, recommended=True)
+    found = replace(synthetic_result(20), choices=[replace(row, saving_kept=0.99)])
+    limits = parse_time_limits(["latency_ms<=9", "saving_kept>=0.9"])
+    entry = judged_entry("a", found, limits[1:])
+    assert entry.exit_code == 0 and "0.99, estimated" in entry.said
+    other = replace(row, name=FP32, recommended=False, latency_ms=4.0)
+    entry = judged_entry("a", replace(found, choices=[*found.choices, other]), limits)
+    assert entry.exit_code == 3 and [limit.met for limit in entry.limits] == [None, None]
+    assert "Time not judged: latency_ms<=9 (its engine was not timed)" in entry.said
+    page = gate_page(Gate(Path(), [entry], 1))
+    assert page.answer == "Not decided: a could not be judged." and not page.good
+    suite = ElementTree.fromstring(as_junit(found, entry.limits))
+    assert suite.get("errors") == "2"
+    missed = replace(found, passed=False, choices=[])
+    entry = judged_entry("a", missed, limits)
+    assert entry.exit_code == 1, "nothing is there to be timed"
+    suite = ElementTree.fromstring(as_junit(missed, entry.limits))
+    assert (suite.get("errors"), suite.get("skipped")) == ("0", "2")

@@ -20,9 +20,13 @@ import bisect_trt
 from bisect_trt import pipeline
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import Observer, StoppedError
-from bisect_trt.base.outcomes import Tally
+from bisect_trt.base.outcomes import PLAN, Tally
+from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.graph import list_layers
-from bisect_trt.report.diff import diff_runs
+from bisect_trt.metrics.time_limits import JudgedLimit, PlanSpeed, parse_time_limits
+from bisect_trt.report.choices import Choice, Passes
+from bisect_trt.report.diff import diff_record, diff_runs
+from bisect_trt.report.gate import limits_held
 from bisect_trt.report.record import read_run
 from bisect_trt.settings import Settings
 from bisect_trt.steps.context import open_context
@@ -104,7 +108,7 @@ def test_a_model_with_other_nodes_is_matched_by_name(
     page = (out / "diff.md").read_text()
     assert "could not be matched" in page and not (out / "diff.html").exists()
     tokens = MarkdownIt("commonmark").enable("table").parse(page)
-    assert [t.type for t in tokens].count("table_open") == 5
+    assert [t.type for t in tokens].count("table_open") == 6
 
 
 def test_what_is_worse_is_said_and_exits_1(folders: dict[str, Path]) -> None:
@@ -193,6 +197,67 @@ def test_a_bound_is_the_same_however_it_is_written(one: str, other: str, same: b
     found = diff_runs(before, after).requirements
     assert list(found["requirement"]) == ([other] if same else [one, other])
     assert (set(found["before"]) | set(found["after"]) == {"met"}) is same
+
+
+def in_gate(folder: Path, *limits: JudgedLimit) -> Path:
+    """The folder of a run in a gate that held it to ``limits``."""
+    held = [limit.as_json() for limit in limits]
+    models = [{"name": "a", "folder": "a", "hold": held}, {"name": "b", "folder": "b"}]
+    (folder / "a").mkdir(parents=True)
+    record = {"kind": "bisect-trt gate", "models": models}
+    (folder / "gate.json").write_text(json.dumps(record))
+    return folder / "a"
+
+
+def test_the_times_of_both_runs_and_the_limit_that_a_gate_missed(tmp_path: Path) -> None:
+    row = Choice(
+        *(PLAN, PrecisionPlan("fp16"), (), False, 0.5, Passes.VALIDATED),
+        recommended=True,
+        latency_ms=4.0,
+        saving_kept=0.95,
+        is_estimated=False,
+    )
+    before = replace(synthetic_result(20), choices=[row])
+    slower = replace(row, latency_ms=4.25, saving_kept=0.5, is_estimated=True)
+    after = replace(before, choices=[slower])
+    found = diff_runs(before, after)
+    assert found.speed.to_numpy().tolist() == [
+        ["recommended", "plan", "plan", ""],
+        ["latency, ms", "4.000", "4.250", "+6.2 %"],
+        ["saving kept", "95 %", "~50 %", ""],
+    ]
+    assert not found.worse and not found.may_be_worse, "nothing held the times"
+    assert diff_record(found)["time_after"] == {
+        "recommended": "plan",
+        "latency_ms": 4.25,
+        "saving_kept": 0.5,
+        "estimated_latency": True,
+    }
+    (limit,) = parse_time_limits(["latency_ms<=4.1"])
+    judged = [limit.judged(PlanSpeed(ms)) for ms in (4.0, 4.25, None)]
+    met, missed, not_judged = (
+        limits_held(in_gate(tmp_path / str(place), one)) for place, one in enumerate(judged)
+    )
+    assert met == (judged[0],)
+    worse = diff_runs(before, after, met, missed)
+    assert worse.worse == ("latency_ms<=4.1 was met and is missed.",)
+    assert not diff_runs(before, after, missed, met).worse
+    open_ = diff_runs(before, after, met, not_judged)
+    assert open_.may_be_worse and "could not be judged after" in open_.not_compared[0]
+    assert diff_runs(before, after, met, ()).may_be_worse
+    assert diff_runs(before, after, (), missed).may_be_worse
+
+
+def test_limits_are_those_of_a_gate_that_can_be_read(tmp_path: Path) -> None:
+    assert limits_held(tmp_path / "run") == ()
+    folder = in_gate(tmp_path / "gate")
+    assert limits_held(folder.with_name("b")) == limits_held(folder.with_name("c")) == ()
+    record = {"kind": "bisect-trt gate", "models": [{"folder": "a", "hold": [{}]}]}
+    (folder.parent / "gate.json").write_text(json.dumps(record))
+    with pytest.raises(BadInputError, match=r"gate\.json: cannot be read"):
+        limits_held(folder)
+    (folder.parent / "gate.json").write_text('{"kind": "of another"}')
+    assert limits_held(folder) == ()
 
 
 def test_two_models_are_not_compared(folders: dict[str, Path], finished: Finished) -> None:

@@ -27,6 +27,7 @@ from fixtures import cases
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import ALL, healthy, residual, unsavable
+from tests.copies import EIGHT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -293,3 +294,24 @@ def test_the_engine_kept_for_further_samples_gives_what_a_new_one_gives(
         for name, array in first.items():
             np.testing.assert_allclose(array, second[name], rtol=2e-2, atol=1e-3)
     np.testing.assert_array_equal(apart[0]["y"], apart[2]["y"])
+
+
+def test_candidates_and_choices_are_timed_beside_each_other(tmp_path: Path) -> None:
+    fixture = residual()
+    result = bisect_trt.bisect(
+        fixture.model,
+        fixture.inputs,
+        require=fixture.require,
+        runner="tensorrt",
+        repair="none",
+        weights="nearest",
+        limits=EIGHT,
+        out=tmp_path / "run",
+    )
+    assert result.engine is not None
+    times = {one.name: one for one in result.engine.times}
+    assert {"as it is", "FP32"} <= times.keys()
+    assert all(0.0 < (one.graph_ms or one.plain_ms) <= one.plain_ms for one in times.values())
+    rows = {choice.name: choice for choice in result.choices}
+    assert rows["FP32"].latency_ms == pytest.approx(times["FP32"].graph_ms)
+    assert [one for one in result.choices if one.recommended]

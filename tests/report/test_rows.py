@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
+from bisect_trt.base.outcomes import AS_IS, FP32, KNEE, PLAN, REPAIRED
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.cost import BlockCost, CostTable, LayerWork
-from bisect_trt.report.choices import (
-    AS_IS,
-    FP32,
-    KNEE,
-    PLAN,
-    REPAIRED,
-    Choice,
-    Passes,
-    saved_by_repair,
-)
+from bisect_trt.report.choices import Choice, Passes, saved_by_repair
 from bisect_trt.report.rows import timed, with_knee
 
 FP16 = PrecisionPlan(Precision.FP16)
@@ -45,7 +37,7 @@ def test_a_repaired_graph_whose_plan_is_fp32_saves_nothing() -> None:
     own, its = (SimpleNamespace(costs=table_of(*names)) for names in ("ab", "ac"))
     answered = SimpleNamespace(run_statistics=its, state=None)
     state: Any = SimpleNamespace(
-        engine=None, judgement=None, bf16=None, repaired=answered, fitted=None
+        engine=None, judgement=None, bf16=None, timing=None, repaired=answered, fitted=None
     )
     others: Any = {REPAIRED: None}
     found = timed(given, state, own, others)  # type: ignore[arg-type]
@@ -81,6 +73,7 @@ def test_rows_of_timed_engines_have_their_milliseconds_and_what_the_repair_saves
         engine=SimpleNamespace(base=engine(1.0), fp32=engine(3.0)),
         judgement=SimpleNamespace(result=engine(2.0)),
         bf16=None,
+        timing=None,
         repaired=SimpleNamespace(run_statistics=its, state=repaired),
         fitted=None,
     )

@@ -15,10 +15,10 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.runners.device import GpuCondition
 from bisect_trt.runners.tensorrt.timing import RoundTimes, StoredEngine
 from bisect_trt.steps.timing import (
+    Build,
     PlanTime,
     Spread,
     Timing,
-    Variant,
     spread_of,
     store_engines,
     time_engines,
@@ -116,8 +116,8 @@ GRAPH = Graph(parsed("h = Softmax(x) y = Exp(h)"))
 SAMPLE = Sample("s", {"x": np.ones((1, 16), np.float32)})
 
 
-def both(graph: Graph) -> dict[str, Variant]:
-    return {name: Variant(graph, PrecisionPlan(Precision(name))) for name in ("fp16", "fp32")}
+def both(graph: Graph) -> dict[str, Build]:
+    return {name: Build(graph, PrecisionPlan(Precision(name))) for name in ("fp16", "fp32")}
 
 
 def test_engines_are_built_by_several_processes(tmp_path: Path) -> None:

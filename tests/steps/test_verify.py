@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,12 +19,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.runners.tensorrt.timing import RoundTimes
+from bisect_trt.steps.timing import Build, PlanTime, Timer, Timing
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy, tf32_victim
 from tests.command import call
 from tests.conftest import run_model
 from tests.copies import FEW
+from tests.engines import Engine, Timed
 
 Files = tuple[Path, Path, Path]
 
@@ -278,3 +283,75 @@ def test_each_thing_that_nobody_asks_for_is_the_plan_s(tmp_path: Path) -> None:
             limits=FEW,
         )
         assert found.validation is not None and found.validation.wanted_of_given == 0.5
+
+
+def on_engine(
+    files: Files, engine: Engine, *limits: str, timer: Timer | None = None
+) -> tuple[int, str]:
+    """``verify --hold`` where ``engine`` and ``timer`` are in the place of TensorRT's."""
+    model, inputs, plan = files
+    given = (model, "--input", inputs, "--plan", plan, "--requirement", "max_abs<=2e-3")
+    held = [word for text in limits for word in ("--hold", text)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bisect_trt.steps.context.open_engine", lambda *_: engine)
+        patch.setattr("bisect_trt.steps.context.timer_of", lambda *_: timer)
+        more = ("--out", model.parent / str(id(engine)), "--json")
+        return ended(call("verify", *given, *held, *more, limits=FEW))
+
+
+def test_the_plan_s_engine_is_held_to_its_time(files: Files) -> None:
+    """Its 10 pins take 3 ms of FP16's 2 and FP32's 4: half of the saving is kept."""
+    engine = Timed(encoder_decomposed())
+    code, output = on_engine(files, engine, "latency_ms<=3", "saving_kept>=0.5")
+    checks = {c["what"]: c for c in json.loads(output)["checks"]}
+    assert code == 0 and checks["latency_ms<=3"]["detail"] == "3 ms"
+    assert checks["saving_kept>=0.5"]["detail"] == "0.5"
+    code, output = on_engine(files, engine, "latency_ms<=2.9", "saving_kept>=0.6")
+    missed = [c["what"] for c in json.loads(output)["checks"] if c["validation"] is False]
+    assert code == 1 and missed == ["latency_ms<=2.9", "saving_kept>=0.6"]
+
+
+def test_engines_that_can_be_timed_beside_each_other_are(files: Files) -> None:
+    """As in a run: one clock for both, and no more engines than a limit needs."""
+    timed: list[list[str]] = []
+
+    def timer(builds: Mapping[str, Build], _: Sample) -> Timing:
+        timed.append(list(builds))
+        ms = {"plan": 1.25, "as it is": 1.0, "FP32": 2.0}
+        rounds = {name: RoundTimes((ms[name],) * 9, (9.0,) * 9) for name in builds}
+        return Timing({name: PlanTime(times) for name, times in rounds.items()}, {})
+
+    engine = Timed(encoder_decomposed())
+    code, output = on_engine(files, engine, "latency_ms<=1.25", "saving_kept>=0.75", timer=timer)
+    details = {c["what"]: c["detail"] for c in json.loads(output)["checks"]}
+    assert code == 0 and details["latency_ms<=1.25"] == "1.25 ms"
+    assert details["saving_kept>=0.75"] == "0.75"
+    assert on_engine(files, engine, "latency_ms<=1.2", timer=timer)[0] == 1
+    assert timed == [["plan", "as it is", "FP32"], ["plan"]]
+
+
+def test_a_limit_that_cannot_be_judged_never_passes(files: Files) -> None:
+    untimed = Engine(encoder_decomposed())
+    code, output = on_engine(files, untimed, "latency_ms<=3")
+    assert (code, output) == (
+        3,
+        "bisect-trt: latency_ms<=3: cannot be judged; its engine was not timed\n",
+    )
+    assert not list(files[0].parent.glob("*/verify.json"))
+    code, output = verify(files, "--hold", "latency_ms<=3")
+    assert code == 2 and "--runner emulated times no engine" in output
+    broken = Engine(encoder_decomposed(), breaks=lambda _: True)
+    code, output = on_engine(files, broken, "latency_ms<=3")
+    checks = {c["what"]: c["validation"] for c in json.loads(output)["checks"]}
+    assert code == 1 and checks["latency_ms<=3"] is None, "the plan fails for another reason"
+
+
+def test_a_saving_is_estimated_without_an_engine(files: Files) -> None:
+    code, output = verify(files, "--hold", "saving_kept>=0.9", "--json")
+    (check,) = (c for c in json.loads(output)["checks"] if c["what"] == "saving_kept>=0.9")
+    assert code == 0 and check["detail"].endswith(", estimated")
+    assert 0.9 < float(check["detail"].split(",")[0]) < 1.0
+    files[2].write_text(PrecisionPlan(Precision.FP32).to_json())
+    code, output = verify(files, "--hold", "saving_kept>=0.1", "--json")
+    missed = {c["what"]: c["detail"] for c in json.loads(output)["checks"] if not c["validation"]}
+    assert code == 1 and missed["saving_kept>=0.1"] == "0, estimated"

@@ -75,6 +75,22 @@ def _inside(shape: Shape, shapes: tuple[Shape, Shape, Shape]) -> bool:
     return all(a <= b <= c for a, b, c in zip(smallest, shape, largest, strict=True))
 
 
+def shape_of(option: str, text: str) -> tuple[str, Shape]:
+    """Reads INPUT:SHAPE, such as "x:8x3x224x224".
+
+    Raises:
+        BadInputError: it is written in another way.
+    """
+    name, _, shape = text.rpartition(":")
+    try:
+        found = tuple(int(size) for size in shape.split("x"))
+    except ValueError:
+        found = ()
+    if not name or not found or min(found) < 1:
+        raise BadInputError(f"{option} {text!r}: write INPUT:SHAPE, such as x:8x3x224x224")
+    return name, found
+
+
 def _parsed_profile(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
     name, _, shapes = text.rpartition(":")
     try:

@@ -12,7 +12,8 @@ from typing import Any
 from bisect_trt.base.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.metrics.arrays import Arrays
 
-MODULES = ("tensorrt", "tensorrt_rtx")
+RTX = "tensorrt_rtx"
+MODULES = ("tensorrt", RTX)
 
 Shape = tuple[int, ...]
 Profile = Mapping[str, tuple[Shape, Shape, Shape]]
@@ -137,7 +138,7 @@ def import_tensorrt(choice: str | None = None) -> Any:
     name = installed_module(choice)
     if name is None:
         missing = choice or "tensorrt"
-        package = "tensorrt-rtx-cu13" if choice == "tensorrt_rtx" else "tensorrt-cu13"
+        package = "tensorrt-rtx-cu13" if choice == RTX else "tensorrt-cu13"
         raise RunnerUnavailableError(
             f"{missing} is not installed: pip install {package} cuda-python, or use --runner "
             "emulated"

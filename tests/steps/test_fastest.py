@@ -1,0 +1,211 @@
+"""The fastest plan that is right: candidates that an engine's clock decides between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bisect_trt
+from bisect_trt.base.errors import BadInputError, RunnerUnavailableError
+from bisect_trt.base.outcomes import Candidate
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.report.record import read_run
+from bisect_trt.runners.tensorrt.timing import RoundTimes
+from bisect_trt.steps.timing import Build, PlanTime, Timing
+from fixtures.fixture import Fixture
+from fixtures.models import residual
+from tests.copies import EIGHT, FEW
+from tests.engines import Engine, run_on
+
+Clock = Callable[[PrecisionPlan], float]
+
+FP32_MS = 3.0
+
+
+class Timer:
+    """Times plans by ``clock``; remembers what it was given."""
+
+    def __init__(self, clock: Clock, spread: float = 0.0) -> None:
+        self._clock, self._spread = clock, spread
+        self.samples: list[Sample] = []
+        self.timed: list[list[str]] = []
+
+    def __call__(self, builds: Mapping[str, Build], sample: Sample) -> Timing:
+        self.samples.append(sample)
+        self.timed.append(list(builds))
+        return Timing({name: self._time(v.plan) for name, v in builds.items()}, {})
+
+    def _time(self, plan: PrecisionPlan) -> PlanTime:
+        ms = self._clock(plan)
+        # Rounds that differ from plan to plan, as those of engines do.
+        noise = np.random.default_rng(len(plan.pinned)).normal(scale=self._spread, size=9)
+        rounds = tuple((ms + noise).tolist())
+        return PlanTime(RoundTimes(rounds, rounds))
+
+
+def dear_matrices(plan: PrecisionPlan) -> float:
+    """Matrix products take time in FP32, everything else none."""
+    if plan.base is Precision.FP32:
+        return FP32_MS
+    return 1.0 + sum(0.03 for name in plan.pinned if "MatMul" in name)
+
+
+def dear_layers(plan: PrecisionPlan) -> float:
+    """Every layer takes the same time in FP32."""
+    return FP32_MS if plan.base is Precision.FP32 else 1.0 + 0.015 * len(plan.pinned)
+
+
+def timed_run(
+    timer: Callable[..., Timing],
+    out: Path,
+    kind: type[Engine] = Engine,
+    require: str = "rel_range<=6e-4",
+    **options: Any,
+) -> bisect_trt.Result:
+    fixture = replace(residual(), require=require)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bisect_trt.steps.context.timer_of", lambda *_: timer)
+        settings = {"robust": 0.95, "limits": EIGHT, **options}
+        return run_on(kind(fixture), fixture, out, **settings)[0]
+
+
+def by_name(result: bisect_trt.Result) -> dict[str, Candidate]:
+    assert result.engine is not None
+    return {one.name: one for one in result.engine.candidates}
+
+
+def test_the_answer_is_the_fastest_of_the_candidates_that_are_right(tmp_path: Path) -> None:
+    """Clocks that differ choose different plans."""
+    many, few = (
+        timed_run(Timer(clock), tmp_path / clock.__name__) for clock in (dear_matrices, dear_layers)
+    )
+    check_fastest(many, dear_matrices)
+    check_fastest(few, dear_layers)
+    assert len(few.pinned) < len(many.pinned)
+    assert matrices(many) < matrices(few)
+
+
+def matrices(result: bisect_trt.Result) -> int:
+    return sum("MatMul" in name for name in result.pinned)
+
+
+def check_fastest(result: bisect_trt.Result, clock: Clock) -> None:
+    found = by_name(result)
+    right = [one for one in found.values() if one.passed]
+    assert len(right) >= 3
+    assert all(one.latency_ms == pytest.approx(clock(plan_of(one))) for one in right)
+    (chosen,) = [one for one in found.values() if one.chosen]
+    assert chosen.latency_ms == min(one.latency_ms for one in right if one.latency_ms)
+    assert set(result.pinned) == set(chosen.layers)
+    assert result.passed and result.validation is not None
+    row = next(choice for choice in result.choices if choice.recommended)
+    assert row.latency_ms == pytest.approx(chosen.latency_ms) and not row.is_estimated
+    assert read_run(result.folder).engine == result.engine
+
+
+def plan_of(candidate: Candidate) -> PrecisionPlan:
+    return PrecisionPlan(Precision.FP16, frozenset(candidate.layers))
+
+
+def test_of_plans_that_take_the_same_time_the_search_s_own_stays(tmp_path: Path) -> None:
+    def clock(plan: PrecisionPlan) -> float:
+        return FP32_MS if plan.base is Precision.FP32 else 1.0 + (0.2 if plan.pinned else 0.0)
+
+    found = by_name(timed_run(Timer(clock, spread=0.01), tmp_path))
+    assert found["as searched"].chosen
+
+
+class Picky(Engine):
+    """An engine that errs more with many layers in FP32 beside many products in FP16."""
+
+    def outputs(self, plan: PrecisionPlan, samples: Any) -> Any:
+        products = sum("MatMul" in name for name in plan.pinned)
+        self._gain = 50.0 if len(plan.pinned) >= 80 and products < 35 else 1.0
+        yield from super().outputs(plan, samples)
+
+
+def test_a_candidate_that_the_engine_fails_is_not_the_answer(tmp_path: Path) -> None:
+    result = timed_run(Timer(dear_matrices), tmp_path, Picky, limits=FEW)
+    wrong = [one for one in by_name(result).values() if not one.passed]
+    assert wrong and all(one.latency_ms is None and not one.chosen for one in wrong)
+    assert result.passed and set(result.pinned) not in [set(one.layers) for one in wrong]
+
+
+def test_where_fp32_is_as_fast_it_is_the_answer(tmp_path: Path) -> None:
+    result = timed_run(Timer(lambda plan: 2.0 + 0.0001 * len(plan.pinned)), tmp_path)
+    assert result.plan == PrecisionPlan(Precision.FP32)
+    assert "buys nothing" in result.sentence
+    assert [c.name for c in result.choices if c.recommended] == ["FP32"]
+    assert {"plan", "as it is"} <= {c.name for c in result.choices}
+    assert result.exit_code == 0
+    again = read_run(tmp_path)
+    assert again.plan == result.plan and again.sentence == result.sentence
+
+
+def test_fp16_that_is_right_and_no_faster_is_not_worth_it(tmp_path: Path) -> None:
+    timer = Timer(lambda _: 2.0)
+    result = timed_run(timer, tmp_path, require="rel_range<=5e-2")
+    assert timer.timed == [["as it is", "FP32"]]
+    assert result.plan == PrecisionPlan(Precision.FP32)
+    assert [c.name for c in result.choices if c.recommended] == ["FP32"]
+
+
+def test_fp16_that_is_right_and_faster_stays(tmp_path: Path) -> None:
+    result = timed_run(Timer(dear_layers), tmp_path, require="rel_range<=5e-2")
+    assert result.plan.base is Precision.FP16 and not result.pinned
+
+
+class Coarse(Engine):
+    """An engine whose products err much in FP16."""
+
+    def outputs(self, plan: PrecisionPlan, samples: Any) -> Any:
+        reduced = 60 - sum("MatMul" in name for name in plan.pinned)
+        self._gain = 3.0 * reduced if plan.base is Precision.FP16 else 1.0
+        yield from super().outputs(plan, samples)
+
+
+def test_bf16_that_is_right_and_faster_is_the_answer(tmp_path: Path) -> None:
+    result = timed_run(Timer(dear_layers), tmp_path, Coarse, require="rel_range<=3e-2")
+    (row,) = [c for c in result.choices if c.recommended]
+    assert row.name == "BF16" and result.plan == PrecisionPlan(Precision.BF16)
+    assert result.passed and result.validation is not None
+    assert read_run(tmp_path).plan == result.plan
+
+
+def test_a_gpu_that_cannot_time_leaves_the_search_s_answer(tmp_path: Path) -> None:
+    def broken(*_: Any) -> Timing:
+        raise RunnerUnavailableError("no GPU is left")
+
+    result = timed_run(broken, tmp_path)
+    assert result.passed and not by_name(result)
+    assert any("no GPU is left" in finding.message for finding in result.findings)
+
+
+def test_engines_are_timed_at_the_shape_asked_for(tmp_path: Path) -> None:
+    timer = Timer(dear_layers)
+    timed_run(timer, tmp_path, time_shape=("x:4x48",))
+    assert {sample.shapes["x"] for sample in timer.samples} == {(4, 48)}
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("x:8x48", "fixed at 4"),
+        ("x:8", "2 axes, not 1"),
+        ("z:8x48", "no input 'z'"),
+        ("8x48", "write INPUT:SHAPE"),
+        ("x:8x0", "write INPUT:SHAPE"),
+        ("x:8xb", "write INPUT:SHAPE"),
+    ],
+)
+def test_a_wrong_shape_is_refused_before_the_run(text: str, word: str, tmp_path: Path) -> None:
+    fixture: Fixture = residual()
+    with pytest.raises(BadInputError, match=word) as caught:
+        bisect_trt.bisect(fixture.model, fixture.inputs, time_shape=(text,), out=tmp_path / "run")
+    assert "--time-shape" in str(caught.value) and not (tmp_path / "run").exists()
