@@ -15,8 +15,6 @@ import pytest
 import bisect_trt
 from benchmarks.engines.speed import (
     EXACT,
-    FEWEST,
-    OTHERS,
     OURS,
     REDUCED,
     Bench,
@@ -31,7 +29,7 @@ from benchmarks.engines.speed import (
 )
 from benchmarks.weights import other_layers
 from bisect_trt.base.errors import RunnerFailedError
-from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.outcomes import Candidate, Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
@@ -39,7 +37,8 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.typed import to_typed
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.tensorrt.timing import RoundTimes
-from bisect_trt.steps.timing import PlanTime, Timing, Variant
+from bisect_trt.steps.fastest import ALL_BUT_MATRIX, FEWEST
+from bisect_trt.steps.timing import Build, PlanTime, Timing
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual
 from tests.copies import FEWEST as FEWEST_COPIES
@@ -47,17 +46,17 @@ from tests.copies import FEWEST as FEWEST_COPIES
 FIXTURE = residual()
 
 
-def emulated(variant: Variant, samples: Sequence[Sample]) -> list[Arrays]:
-    if "broken" in variant.graph.proto.graph.name:
+def emulated(build: Build, samples: Sequence[Sample]) -> list[Arrays]:
+    if "broken" in build.graph.proto.graph.name:
         raise RunnerFailedError("no tactic", Verdict.BUILD_FAILED)
-    return list(EmulatedRunner(variant.graph).outputs(variant.plan, samples))
+    return list(EmulatedRunner(build.graph).outputs(build.plan, samples))
 
 
-def clock(**ms: float) -> Callable[[Mapping[str, Variant], Sample], Timing]:
-    """A clock by which each variant takes what ``ms`` says, others 2 ms."""
+def clock(**ms: float) -> Callable[[Mapping[str, Build], Sample], Timing]:
+    """A clock by which each build takes what ``ms`` says, others 2 ms."""
 
-    def timed(variants: Mapping[str, Variant], sample: Sample) -> Timing:
-        of = {name: (ms.get(name.split()[0], 2.0),) * 3 for name in variants}
+    def timed(builds: Mapping[str, Build], sample: Sample) -> Timing:
+        of = {name: (ms.get(name.split()[0], 2.0),) * 3 for name in builds}
         return Timing({name: PlanTime(RoundTimes(t, t)) for name, t in of.items()}, {})
 
     return timed
@@ -77,10 +76,10 @@ def bench(tmp_path: Path, on_clock: Callable[..., Timing]) -> Bench:
         samples=samples,
         judge=judge_of(path, samples, ("snr_db>=40",)),
         standard={
-            REDUCED: Variant(graph, PrecisionPlan(Precision.FP16)),
-            EXACT: Variant(graph, PrecisionPlan(Precision.FP32)),
-            OTHERS: Variant(graph, PrecisionPlan(Precision.FP16, other_layers(graph))),
-            "AutoCast": Variant(Graph(broken), PrecisionPlan(Precision.FP32)),
+            REDUCED: Build(graph, PrecisionPlan(Precision.FP16)),
+            EXACT: Build(graph, PrecisionPlan(Precision.FP32)),
+            ALL_BUT_MATRIX: Build(graph, PrecisionPlan(Precision.FP16, other_layers(graph))),
+            "AutoCast": Build(Graph(broken), PrecisionPlan(Precision.FP32)),
         },
         failures={},
         on_engine=emulated,
@@ -100,7 +99,7 @@ def answer(require: Sequence[str], out: str) -> Any:
         limits=FEWEST_COPIES,
     )
     every = tuple(layer.name for layer in Graph(FIXTURE.model).layers)
-    candidate = SimpleNamespace(name=FEWEST, layers=every[:-1])
+    candidate = Candidate(FEWEST, every[:-1], 0.1, True, 1.0, chosen=False)
     engine = SimpleNamespace(candidates=(candidate,))
     return replace(result, engine=engine)
 
@@ -116,7 +115,7 @@ def made(tmp_path: Path, **ms: float) -> Row:
 def test_a_row_has_each_engine_with_its_time_and_whether_it_passes(tmp_path: Path) -> None:
     found = made(tmp_path, FP16=1.0, FP32=5.0, ours=1.4)
     engines = {engine.name: engine for engine in found.engines}
-    assert list(engines) == [REDUCED, EXACT, OTHERS, "AutoCast", OURS, FEWEST]
+    assert list(engines) == [REDUCED, EXACT, ALL_BUT_MATRIX, "AutoCast", OURS, FEWEST]
     ours, reduced = engines[OURS], engines[REDUCED]
     assert ours.passes and ours.layers and not reduced.passes and engines[EXACT].passes
     assert ours.saving_kept == pytest.approx(0.9) and reduced.saving_kept == 1.0

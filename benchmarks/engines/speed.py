@@ -40,14 +40,16 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.parser import DEFAULT_REQUIREMENTS
 from bisect_trt.metrics.requirements import Requirement, Requirements
+from bisect_trt.metrics.time_limits import saving_kept
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
 from bisect_trt.report.choices import Choice, recommended
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.settings import Settings
 from bisect_trt.steps.context import open_context
+from bisect_trt.steps.fastest import ALL_BUT_MATRIX
 from bisect_trt.steps.problem import load
-from bisect_trt.steps.timing import Timing, Variant, time_engines
+from bisect_trt.steps.timing import Build, Timing, time_engines
 from examples.text_inputs import page
 
 INPUTS = 8
@@ -55,16 +57,15 @@ BETTER_DB = 6.0
 """How much better than FP16's own the SNR of a model's second row must be."""
 
 REDUCED, EXACT, OURS, AUTOCAST = "FP16", "FP32", "ours", "AutoCast"
-FEWEST, OTHERS = "fewest layers", "all but matrix layers"
-"""Names of variants. The last two are names of a run's candidates too."""
+"""Names of engines, beside those of a run's candidates."""
 
 Make = Callable[[Path], Path]
 ON_GPU = Limits(sensitivity_time_s=60.0, ranking_time_s=0.0, large_bytes=8 << 30)
 """What a run may take that emulates on a GPU: each layer alone, but no reverse pass, which would
 run on the CPU; and the memory to keep sessions of a gigabyte open."""
 
-OnEngine = Callable[[Variant, Sequence[Sample]], list[Arrays]]
-OnClock = Callable[[Mapping[str, Variant], Sample], Timing]
+OnEngine = Callable[[Build, Sequence[Sample]], list[Arrays]]
+OnClock = Callable[[Mapping[str, Build], Sample], Timing]
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def autocast(case: Case, folder: Path) -> Path:
 
     def make(path: Path) -> None:
         inputs = path.with_suffix(".npz")
-        np.savez(inputs, **dict(case.samples[0].arrays))
+        np.savez(inputs, allow_pickle=False, **dict(case.samples[0].arrays))
         command = [sys.executable, "-m", "modelopt.onnx.autocast", "--keep_io_types"]
         command += ["--onnx_path", str(source), "--output_path", str(path)]
         command += ["--calibration_data", str(inputs)]
@@ -189,7 +190,7 @@ def judge_of(path: Path, samples: Sequence[Sample], texts: Sequence[str]) -> Jud
 
 @dataclass(frozen=True)
 class Engine:
-    """A variant on the engine: its time in ms by graph replay, and by single enqueues.
+    """A build on the engine: its time in ms by graph replay, and by single enqueues.
 
     ``value`` is the worst of the requirement's metric over the inputs. ``saving_kept`` is a share.
     ``failure`` says why something is missing.
@@ -230,7 +231,7 @@ class Row:
 class Bench:
     """A model that is ready for its rows.
 
-    ``standard`` are the variants of all rows, ``failures`` those that could not be made.
+    ``standard`` are the builds of all rows, ``failures`` those that could not be made.
     """
 
     name: str
@@ -238,22 +239,22 @@ class Bench:
     path: Path
     samples: Sequence[Sample]
     judge: Judge
-    standard: Mapping[str, Variant]
+    standard: Mapping[str, Build]
     failures: Mapping[str, str]
     on_engine: OnEngine
     on_clock: OnClock
 
-    def outputs(self, variants: Mapping[str, Variant]) -> dict[str, list[Arrays] | str]:
-        """The outputs of each variant's engine, or why there are none."""
+    def outputs(self, builds: Mapping[str, Build]) -> dict[str, list[Arrays] | str]:
+        """The outputs of each build's engine, or why there are none."""
 
-        def run(variant: Variant) -> list[Arrays] | str:
+        def run(build: Build) -> list[Arrays] | str:
             try:
-                return self.on_engine(variant, self.samples)
+                return self.on_engine(build, self.samples)
             except BisectError as error:
                 return one_line(error, 200)
 
         with ThreadPoolExecutor(4) as threads:
-            return dict(zip(variants, threads.map(run, variants.values()), strict=True))
+            return dict(zip(builds, threads.map(run, builds.values()), strict=True))
 
 
 def bench_of(name: str, folder: Path, on_engine: OnEngine, on_clock: OnClock) -> Bench:
@@ -262,15 +263,15 @@ def bench_of(name: str, folder: Path, on_engine: OnEngine, on_clock: OnClock) ->
     path = case.make(folder)
     graph = Graph(load_model(path).proto)
     standard = {
-        REDUCED: Variant(graph, PrecisionPlan(FP16)),
-        EXACT: Variant(graph, PrecisionPlan(Precision.FP32)),
-        OTHERS: Variant(graph, PrecisionPlan(FP16, other_layers(graph))),
+        REDUCED: Build(graph, PrecisionPlan(FP16)),
+        EXACT: Build(graph, PrecisionPlan(Precision.FP32)),
+        ALL_BUT_MATRIX: Build(graph, PrecisionPlan(FP16, other_layers(graph))),
     }
     failures = {}
     try:
         # Everything "stays in FP32": the types that AutoCast wrote stay as they are.
         cast = Graph(onnx.load(autocast(case, folder)))
-        standard[AUTOCAST] = Variant(cast, PrecisionPlan(Precision.FP32))
+        standard[AUTOCAST] = Build(cast, PrecisionPlan(Precision.FP32))
     except (RuntimeError, BisectError) as error:
         failures[AUTOCAST] = str(error)
     return Bench(
@@ -305,28 +306,29 @@ def row(
     found: Mapping[str, list[Arrays] | str],
     answer: Callable[..., Any],
 ) -> Row:
-    """The row of the requirement ``item``; ``found`` are the outputs of the standard variants."""
+    """The row of the requirement ``item``; ``found`` are the outputs of the standard builds."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         result = answer(require=(item.text,), out=name)
         seconds = time.perf_counter() - began
         chosen = recommended(result.choices)
-        variants = dict(bench.standard)
+        builds = dict(bench.standard)
         if chosen is not None:
-            ours = Variant(_graph_of(chosen, bench, Path(name)), chosen.plan)
-            variants[OURS] = ours
+            ours = Build(_graph_of(chosen, bench, Path(name)), chosen.plan)
+            builds[OURS] = ours
+            graph = bench.standard[REDUCED].graph
             for candidate in result.engine.candidates if result.engine is not None else ():
-                plan = PrecisionPlan(FP16, frozenset(candidate.layers))
-                if plan != ours.plan:
-                    variants[candidate.name] = Variant(ours.graph, plan)
+                if not candidate.chosen:
+                    plan = PrecisionPlan(FP16, frozenset(candidate.layers))
+                    builds[candidate.name] = Build(graph, plan)
         # What a run adds is judged here; the standard ones are the same in each row.
-        own = {n: v for n, v in variants.items() if bench.standard.get(n) is not v}
+        own = {n: v for n, v in builds.items() if bench.standard.get(n) is not v}
         outputs = {**found, **bench.outputs(own)}
-        timing = bench.on_clock(variants, bench.case.timed(bench.samples[0]))
+        timing = bench.on_clock(builds, bench.case.timed(bench.samples[0]))
     validated = {OURS: chosen.passes.value} if chosen is not None else {}
     engines = [
-        _engine(name, variant, item, outputs[name], timing, bench.judge)
-        for name, variant in variants.items()
+        _engine(name, build, item, outputs[name], timing, bench.judge)
+        for name, build in builds.items()
     ]
     missing = [
         Engine(name, 0, None, None, None, math.nan, False, failure=failure)
@@ -352,7 +354,7 @@ def row(
 
 def _engine(
     name: str,
-    variant: Variant,
+    build: Build,
     item: Requirement,
     outputs: list[Arrays] | str,
     timing: Timing,
@@ -361,14 +363,14 @@ def _engine(
     """One engine's line."""
     plan, fp16, fp32 = timing.plans[name], timing.ms(REDUCED), timing.ms(EXACT)
     ms = timing.ms(name)
+    kept = saving_kept(ms, fp16, fp32)
     value = math.nan if isinstance(outputs, str) else judge.worst(item, outputs)
-    kept = (fp32 - ms) / (fp32 - fp16)
     return Engine(
         name=name,
-        layers=len(variant.plan.pinned),
+        layers=len(build.plan.pinned),
         ms=None if math.isnan(ms) else ms,
         plain_ms=plan.plain.median_ms if plan.plain is not None else None,
-        saving_kept=None if math.isnan(kept) else kept,
+        saving_kept=None if kept is None or math.isnan(kept) else kept,
         value=value,
         passes=item.score_of(value) <= 1.0,
         failure=" ".join(filter(None, [outputs if isinstance(outputs, str) else "", plan.failure])),
@@ -431,10 +433,10 @@ def as_json(row: Row) -> str:
 
 
 def _on_engine(module: str) -> OnEngine:
-    def outputs(variant: Variant, samples: Sequence[Sample]) -> list[Arrays]:
-        runner = TensorRTRunner(variant.graph, samples, module, timeout_s=300.0)
+    def outputs(build: Build, samples: Sequence[Sample]) -> list[Arrays]:
+        runner = TensorRTRunner(build.graph, samples, module, timeout_s=300.0)
         try:
-            return list(runner.outputs(variant.plan, samples))
+            return list(runner.outputs(build.plan, samples))
         finally:
             runner.close()
 
