@@ -60,9 +60,9 @@ REDUCED, EXACT, OURS, AUTOCAST = "FP16", "FP32", "ours", "AutoCast"
 """Names of engines, beside those of a run's candidates."""
 
 Make = Callable[[Path], Path]
-ON_GPU = Limits(sensitivity_time_s=60.0, ranking_time_s=0.0, large_bytes=8 << 30)
-"""What a run may take that emulates on a GPU: each layer alone, but no reverse pass, which would
-run on the CPU; and the memory to keep sessions of a gigabyte open."""
+ON_GPU = Limits(ranking_time_s=5.0, large_bytes=8 << 30)
+"""What a run may take that emulates on a GPU: few reverse passes, since these run on the CPU, and
+the memory to keep sessions of a gigabyte open."""
 
 OnEngine = Callable[[Build, Sequence[Sample]], list[Arrays]]
 OnClock = Callable[[Mapping[str, Build], Sample], Timing]
