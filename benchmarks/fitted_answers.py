@@ -1,15 +1,18 @@
 """Layers that ``bisect-trt run`` keeps in FP32 with nearest and with fitted weights:
 ``python -m benchmarks.fitted_answers [NAME ...] [--ways nearest,fit] [--inputs 8]``.
 
-Every row of the answer is judged on inputs that the search has not seen, emulated. ``det`` with
-``--inputs 1`` and ``--inputs 8`` shows whether a plan without a matrix layer in FP32 suffices.
+Every row of the answer is judged on inputs that the search has not seen, emulated. ``det
+--matrix-reduced`` with ``--inputs 1`` and ``--inputs 8`` shows whether a plan without a matrix
+layer in FP32 suffices.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -37,7 +40,14 @@ def multiply_adds(graph: Graph, sample: Sample) -> Mapping[str, float]:
 
 
 def rows(
-    model: Model, *, way: str, inputs: int, unseen: int, threads: int, budget: float
+    model: Model,
+    *,
+    way: str,
+    inputs: int,
+    unseen: int,
+    threads: int,
+    budget: float,
+    keep_reduced: tuple[str, ...] = (),
 ) -> Iterator[list[str]]:
     """The rows of an answer that pass or miss, the recommended one in bold."""
     atol, began = tolerance(model, threads), time.perf_counter()
@@ -52,6 +62,7 @@ def rows(
                 weights=way,
                 threads=threads,
                 budget=budget,
+                keep_reduced=keep_reduced,
                 out=name,
             )
         except BisectError as error:
@@ -88,6 +99,12 @@ def rows(
             ]
 
 
+def matrix_layers(graph: Graph) -> str:
+    """A regular expression that matches the names of all matrix layers."""
+    names = [re.escape(layer.name) for layer in graph.layers_at(FP16) if layer.op in MATRIX]
+    return f"^({'|'.join(names)})$"
+
+
 def _graph_of(choice: Choice, model: Model, folder: Path) -> Graph:
     """The graph that the plan of a choice is for."""
     if choice.fitted:
@@ -107,11 +124,19 @@ def main() -> None:
     parser.add_argument("--ways", default="nearest,fit")
     parser.add_argument("--inputs", type=int, default=8)
     parser.add_argument("--budget", type=float, default=6.0, help="minutes of each search")
+    parser.add_argument(
+        "--matrix-reduced",
+        action="store_true",
+        help="fold BatchNormalization first, and keep no matrix layer in FP32",
+    )
     asked = parser.parse_args()
     if not asked.no_head:
         print_head(COLUMNS)
     for name in asked.names or MODELS:
-        model = MODELS[name]()
+        model, keep_reduced = MODELS[name](), tuple[str, ...]()
+        if asked.matrix_reduced:
+            model = replace(model, original=model.graph.proto)
+            keep_reduced = (matrix_layers(model.graph),)
         for way in asked.ways.split(","):
             with threadpool_limits(asked.threads, "blas"):
                 for row in rows(
@@ -121,6 +146,7 @@ def main() -> None:
                     unseen=asked.unseen,
                     threads=asked.threads,
                     budget=asked.budget,
+                    keep_reduced=keep_reduced,
                 ):
                     print(f"| {' | '.join(row)} |", flush=True)
 

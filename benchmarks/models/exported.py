@@ -69,15 +69,33 @@ def _bert() -> Any:
     return Hidden()
 
 
-def _rt_detr(side: int = DETECTED[-1], *, every_anchor: bool = False) -> Any:
+def _rt_detr(
+    side: int = DETECTED[-1], *, every_anchor: bool = False, same_anchors: bool = False
+) -> Any:
     """RT-DETR with a ResNet-101 backbone, nothing fetched.
 
     With ``every_anchor`` all anchors are queries, and the outputs are in the anchors' order: near
-    ties in the selection, which random weights make everywhere, then move no rows.
+    ties in the selection, which random weights make everywhere, then move no rows. With
+    ``same_anchors`` the queries are 300 seeded anchors in a seeded order, for any image.
     """
     import torch
     from torch import nn
     from transformers import RTDetrConfig, RTDetrForObjectDetection, RTDetrResNetConfig
+
+    class Preferring(nn.Module):  # type: ignore[misc]
+        """Scores that rank 300 seeded anchors first, farther apart than FP16's errors."""
+
+        def __init__(self, scores: Any, valid: Any) -> None:
+            super().__init__()
+            self.scores = scores
+            places = torch.nonzero(valid[0, :, 0])[:, 0]
+            chosen = places[torch.randperm(len(places))[:300]]
+            ahead = torch.zeros(1, valid.shape[1], 1)
+            ahead[0, chosen, 0] = 16.0 * torch.arange(1, 301, dtype=torch.float32)
+            self.register_buffer("ahead", ahead)
+
+        def forward(self, memory: Any) -> Any:
+            return self.scores(memory) + self.ahead
 
     class Detector(nn.Module):  # type: ignore[misc]
         """Logits and boxes alone."""
@@ -99,9 +117,12 @@ def _rt_detr(side: int = DETECTED[-1], *, every_anchor: bool = False) -> Any:
                 decoder_in_channels=[384, 384, 384],
                 anchor_image_size=[side, side],
                 num_queries=sum((side // s) ** 2 for s in (8, 16, 32)) if every_anchor else 300,
-                freeze_backbone_batch_norms=not every_anchor,
+                freeze_backbone_batch_norms=not (every_anchor or same_anchors),
             )
             self.detector = RTDetrForObjectDetection(config)
+            if same_anchors:
+                model = self.detector.model
+                model.enc_score_head = Preferring(model.enc_score_head, model.valid_mask)
             # Normalisation by seeded statistics of the data, not by 0 and 1: 33 blocks that each
             # add to what they get would leave FP16's range.
             with torch.no_grad():
@@ -110,7 +131,7 @@ def _rt_detr(side: int = DETECTED[-1], *, every_anchor: bool = False) -> Any:
                         module.momentum = None
                 self.detector.train()
                 images, mask = torch.randn(2, 3, side, side), torch.ones(2, side, side)
-                if every_anchor:  # the neck's normalisations too
+                if every_anchor or same_anchors:  # the neck's normalisations too
                     self.detector(images)
                 else:
                     self.detector.model.backbone(images, mask)
@@ -298,6 +319,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "ViT-S-batches": _vit_small,
     "ViT-L": _vit_large,
     "RT-DETR-R101": _rt_detr,
+    "RT-DETR-R101-anchors": lambda: _rt_detr(same_anchors=True),
     "RT-DETR-R101-small": lambda: _rt_detr(SMALL_DETECTED[-1], every_anchor=True),
     "ConvNeXt-T": _torchvision("convnext_tiny"),
     "BERT": _bert,
@@ -309,6 +331,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 SHAPES = {
     "RT-DETR-R101": DETECTED,
+    "RT-DETR-R101-anchors": DETECTED,
     "RT-DETR-R101-small": SMALL_DETECTED,
     "NAFNet": RESTORED,
     "RAFT-S": MATCHED,

@@ -142,9 +142,12 @@ def _crop(random: np.random.Generator, side: int) -> NDArray[np.float32]:
     return np.clip(image * random.uniform(0.6, 1.2, (1, 3, 1, 1)), 0.0, 1.0).astype(np.float32)
 
 
-def _photo(shape: tuple[int, ...], number: int) -> Arrays:
-    image = _crop(np.random.default_rng([number, 1]), shape[-1])
-    return {"x": ((image - 0.45) / 0.225).astype(np.float32)}
+def photos(shape: tuple[int, ...], number: int) -> Arrays:
+    """A batch of seeded photos as ``x``; batch ``number`` has those from ``number * shape[0]``."""
+    count = shape[0]
+    seeds = range(number * count, (number + 1) * count)
+    images = [_crop(np.random.default_rng([seed, 1]), shape[-1]) for seed in seeds]
+    return {"x": ((np.concatenate(images) - 0.45) / 0.225).astype(np.float32)}
 
 
 def _noisy(number: int) -> Arrays:
@@ -165,8 +168,9 @@ def _views(number: int) -> Arrays:
     return {"first": 2.0 * first - 1.0, "second": (2.0 * second - 1.0).astype(np.float32)}
 
 
-def _words(number: int) -> Arrays:
-    return {"ids": np.random.default_rng([number, 4]).integers(0, 30_000, (1, 128))}
+def words(shape: tuple[int, ...], number: int) -> Arrays:
+    """Seeded numbers of words as ``ids``."""
+    return {"ids": np.random.default_rng([number, 4]).integers(0, 30_000, shape)}
 
 
 def _page(number: int) -> Arrays:
@@ -178,11 +182,11 @@ def _line(number: int) -> Arrays:
 
 
 EXPORTED: dict[str, tuple[Make, int]] = {
-    "ViT-S-batches": (partial(_photo, PHOTO), 200),
+    "ViT-S-batches": (partial(photos, PHOTO), 200),
     "NAFNet": (_noisy, 200),
     "RAFT-S": (_views, 200),
-    "RT-DETR-R101-small": (partial(_photo, SMALL_DETECTED), 50),
-    "BERT": (_words, 200),
+    "RT-DETR-R101-small": (partial(photos, SMALL_DETECTED), 50),
+    "BERT": (partial(words, (1, 128)), 200),
 }
 """Inputs of the exported models, and how many unseen ones there are time for."""
 

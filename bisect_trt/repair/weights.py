@@ -213,7 +213,9 @@ def _descended(
             size = moments[:, column, column, None]
             target = chosen[:, column] + slopes[:, column - part.start] / size
             new = _nearer(target, low[:, column], high[:, column])
-            slopes += moments[:, part, column, None] * (chosen[:, column] - new)[:, None]
+            left = slice(column + 1, part.stop)  # the slopes of others are not read again
+            change = (chosen[:, column] - new)[:, None]
+            slopes[:, left.start - part.start :] += moments[:, left, column, None] * change
             chosen[:, column] = new
     return chosen
 
