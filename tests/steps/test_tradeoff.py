@@ -9,7 +9,11 @@ import pytest
 
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.metrics.requirements import MAX_SCORE, NOTHING_ALLOWED
+from bisect_trt.report.headline import answer_lines
+from bisect_trt.report.record import read_run
 from bisect_trt.steps.tradeoff import error_share, knee_of
+from fixtures.models import conv_clip
+from tests.conftest import Finished
 
 
 class Costs:
@@ -97,3 +101,13 @@ def test_of_an_infinite_error_what_is_left_is_said() -> None:
 def test_a_ranking_of_one_layer_has_no_second() -> None:
     assert error_share(["a"], [10.0, 9.0, 0.0, 0.0]) is None
     assert error_share([], [10.0, 10.0, 10.0, 10.0]) is None
+
+
+def test_a_run_says_which_layers_make_the_error_as_its_curve_shows(finished: Finished) -> None:
+    result = finished(conv_clip, 0.95)
+    found = result.error_share
+    assert found is not None and set(found.layers) == set(result.pinned)
+    before = result.tradeoff.set_index("pins")["worst_score"][0]
+    assert found.left == pytest.approx((1.0 - found.share) * before)
+    assert read_run(result.folder).error_share == found
+    assert "They make 99 % of the error." in " ".join(answer_lines(result))
