@@ -398,7 +398,7 @@ def open_beside(context: Context, problem: Problem) -> Iterator[Context]:
             emulator_pool=None,
             time=time_budget,
             references=context.references,
-            timer=timer_of(engine, problem.settings),
+            timer=timer_of(engine, problem.settings, engines_beside=1),
         )
         inner._findings += context.opening_findings
         # Each validation of a run has inputs and a share of the risk of its own.

@@ -243,8 +243,13 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
         raise RunnerUnavailableError(f"--runner tensorrt: {error}") from error
 
 
-def timer_of(engine: EngineRunner | None, settings: Settings) -> Timer | None:
-    """What times plans of TensorRT's engines; None for other runners, flags and clusters."""
+def timer_of(
+    engine: EngineRunner | None, settings: Settings, engines_beside: int = 0
+) -> Timer | None:
+    """What times plans of TensorRT's engines; None for other runners, flags and clusters.
+
+    ``engines_beside`` are engines' processes of this run that stay open beside.
+    """
     on_this_machine = isinstance(engine, TensorRTRunner) and settings.ray is None
     if not on_this_machine or settings.typing == "weak":
         return None
@@ -255,6 +260,8 @@ def timer_of(engine: EngineRunner | None, settings: Settings) -> Timer | None:
         time_engines,
         module=module,
         builders=builders if module == RTX else 1,
+        # The one that times, the engine's, and this one where it emulates there.
+        own_processes=2 + engines_beside + (settings.emulate_on == "cuda"),
         timeout_s=settings.evaluation_timeout_s,
     )
 

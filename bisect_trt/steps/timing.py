@@ -91,11 +91,15 @@ class PlanTime:
 
 @dataclass(frozen=True)
 class Timing:
-    """The times of plans by name, what ran them, and what the GPU did meanwhile."""
+    """The times of plans by name, what ran them, and what the GPU did meanwhile.
+
+    ``own_processes`` are those of this run on the GPU, the timing one included.
+    """
 
     plans: Mapping[str, PlanTime]
     versions: Mapping[str, str]
     condition: GpuCondition | None = None
+    own_processes: int = 1
 
     @cached_property
     def by_graph(self) -> bool:
@@ -143,9 +147,8 @@ class Timing:
             clock, limit = self.condition.clock_mhz, self.condition.max_clock_mhz
             if clock < SLOW_CLOCK * limit:
                 found.append(f"The GPU ran at {clock} of {limit} MHz while engines were timed.")
-            # The timing process is one of them.
-            others = (self.condition.processes or 1) - 1
-            if others:
+            others = (self.condition.processes or 0) - self.own_processes
+            if others > 0:
                 count = "Another process" if others == 1 else f"{others} other processes"
                 found.append(f"{count} used the GPU while engines were timed.")
         return tuple(found)
@@ -192,6 +195,7 @@ def time_engines(
     builders: int = 1,
     rounds: int = ROUNDS,
     timeout_s: float | None = None,
+    own_processes: int = 1,
     hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
 ) -> Timing:
     """Builds an engine for each of ``builds`` and times them beside each other.
@@ -204,6 +208,7 @@ def time_engines(
             more than one disturbs it; TensorRT for RTX does not.
         rounds: how many turns each engine takes.
         timeout_s: the limit of each build, and of the timing for each plan.
+        own_processes: how many of this run's are on the GPU while engines are timed.
         hire: makes a worker process.
 
     Returns:
@@ -240,7 +245,7 @@ def time_engines(
         )
         for name, found in built.items()
     }
-    return Timing(times, versions, timed.condition)
+    return Timing(times, versions, timed.condition, own_processes)
 
 
 def store_engines(

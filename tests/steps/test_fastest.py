@@ -71,7 +71,7 @@ def timed_run(
 ) -> bisect_trt.Result:
     fixture = fixture or residual()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bisect_trt.steps.context.timer_of", lambda *_: timer)
+        patch.setattr("bisect_trt.steps.context.timer_of", lambda *_, **__: timer)
         settings = {"robust": 0.95, "limits": EIGHT, **options}
         return run_on(kind(fixture), fixture, out, **settings)[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,11 @@ def test_slow_clocks_and_other_processes_are_noted(
     notes = timing(condition, a=times([1.0])).notes()
     assert len(notes) == len(words)
     assert all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_the_run_s_own_processes_are_no_others() -> None:
+    found = Timing({}, {}, GpuCondition(1980, 1980, 3), own_processes=3)
+    assert found.notes() == () and len(replace(found, own_processes=2).notes()) == 1
 
 
 GRAPH = Graph(parsed("h = Softmax(x) y = Exp(h)"))

@@ -294,7 +294,7 @@ def on_engine(
     held = [word for text in limits for word in ("--hold", text)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bisect_trt.steps.context.open_engine", lambda *_: engine)
-        patch.setattr("bisect_trt.steps.context.timer_of", lambda *_: timer)
+        patch.setattr("bisect_trt.steps.context.timer_of", lambda *_, **__: timer)
         more = ("--out", model.parent / str(id(engine)), "--json")
         return ended(call("verify", *given, *held, *more, limits=FEW))
 
