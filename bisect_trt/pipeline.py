@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from bisect_trt.base.errors import MachineError, RunnerUnavailableError, one_line
 from bisect_trt.base.interrupt import (
     BudgetSpentError,
     Observer,
@@ -270,10 +271,24 @@ def _with_choices(problem: Problem, context: Context, rules: Sequence[Rule]) -> 
     state = RunState(problem)
     for state in _states(problem, context, rules):
         yield state
+    with suppress(BudgetSpentError):  # the answer is there, and what stands beside it can wait
+        yield from _beside(state, context)
+
+
+def _beside(state: RunState, context: Context) -> Iterator[RunState]:
+    """``state`` with BF16 and FP32 beside the answer, and the choices' times."""
+    problem = state.problem
     of_16_bits = problem.settings.precision is Precision.FP16 and not problem.lifted
     if of_16_bits and state.triage and context.opens_beside:
-        with suppress(BudgetSpentError), open_beside(context, in_bf16(state.problem)) as inner:
-            state = replace(state, bf16=measure_bf16(state, inner.problem, inner))
+        try:
+            with open_beside(context, in_bf16(problem)) as inner:
+                # An engine's answer is not compared with what emulators say.
+                if (inner.engine is None) == (context.engine is None):
+                    state = replace(state, bf16=measure_bf16(state, inner.problem, inner))
+        except (RunnerUnavailableError, MachineError) as error:
+            context.note(Finding("no-bf16", "", f"BF16 was not tried: {one_line(error)}"))
+        except BudgetSpentError:
+            pass
         yield state
     if state.not_reproducible is not None or not problem.settings.precision.is_storage:
         return

@@ -8,10 +8,18 @@ import shlex
 import pandas as pd
 
 from bisect_trt.base.display import counted
-from bisect_trt.base.outcomes import CONFIDENCE, Cause, ErrorShare, ValidationVerdict
+from bisect_trt.base.outcomes import (
+    BF16,
+    CONFIDENCE,
+    FP32,
+    Cause,
+    ErrorShare,
+    ValidationVerdict,
+)
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.statistics import copies_needed
+from bisect_trt.report.choices import recommended
 from bisect_trt.report.record import Record
 from bisect_trt.report.text import (
     is_lifted,
@@ -62,7 +70,7 @@ def _next_steps(result: Record) -> list[str]:
     if result.out_of_time:
         return ["run the same command again, or with a larger --budget: it goes on"]
     steps = []
-    if is_nearly_all(result):
+    if is_nearly_all(result) and not _is_fp32_by_time(result):
         if result.precision is not Precision.TF32 and _met_in(result, Precision.TF32):
             steps.append("run everything in TF32, which meets it on the given inputs")
         if advice or _some_hold_with_fewer(result):
@@ -186,6 +194,11 @@ def _answer(result: Record) -> str:
         return _SETTLED[result.cause]
     if not result.passed:
         return "No plan found meets the requirement."
+    chosen = recommended(result.choices)
+    if chosen is not None and chosen.name == BF16:
+        return "Run everything in BF16: no layer needs FP32 and the requirement is met."
+    if _is_fp32_by_time(result):
+        return "Ship it in FP32: nothing that meets the requirement takes less time."
     if result.cause is Cause.TF32:
         return "Strict FP32 meets the requirement: turn TF32 off."
     where, refuted = _of_given(result), ""
@@ -212,6 +225,13 @@ def _answer(result: Record) -> str:
     if held and not is_lifted(result):
         return f"{meets} with {counted(held, 'layer')} held in FP32{where}."
     return f"{meets} as it is{where}: nothing to pin."
+
+
+def _is_fp32_by_time(result: Record) -> bool:
+    """Whether FP32 is the answer because an engine's clock says so."""
+    chosen = recommended(result.choices)
+    timed = result.engine is not None and len(result.engine.times) > 0
+    return timed and chosen is not None and chosen.name == FP32
 
 
 def _held(result: Record) -> str:

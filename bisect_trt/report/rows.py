@@ -44,7 +44,10 @@ def choices_of(state: RunState, own: Record, others: Mapping[str, Record]) -> li
         layers = [layer.name for layer in state.problem.graph.layers_at(Precision.BF16)]
         rows.append(_choice(BF16, found.plan, layers, found.score, passes))
     fp32 = judge.fp32
-    passes = Passes.of(fp32.verdict.passed, own.validation if all_fp32 else None)
+    validation = own.validation if all_fp32 else None
+    if state.fp32 is not None:
+        validation = state.fp32.validation
+    passes = Passes.of(fp32.verdict.passed, validation)
     everything = PrecisionPlan(Precision.FP32, frozenset(names))
     rows.append(_choice(FP32, everything, names, fp32.score, passes))
     return rows
@@ -122,6 +125,8 @@ def _with_times(
     """
     estimated = {row.name: _relative(row, own, others.get(row.name, own)) for row in rows}
     anchors = {row.name for row in rows} & {AS_IS, FP32}
+    # Beside engines that save nothing an estimate of the saving would mislead.
+    saves = not anchors <= measured.keys() or _saving_kept(AS_IS, measured) is not None
     found = []
     for row in rows:
         is_measured = anchors | {row.name} <= measured.keys() and len(anchors) == 2
@@ -130,7 +135,7 @@ def _with_times(
             replace(
                 row,
                 latency_ms=measured.get(row.name),
-                saving_kept=_saving_kept(row.name, times),
+                saving_kept=_saving_kept(row.name, times) if saves or is_measured else None,
                 is_estimated=not is_measured,
             )
         )

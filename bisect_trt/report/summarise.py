@@ -57,7 +57,7 @@ from bisect_trt.search.find import count_violations, information_bound, ranking_
 from bisect_trt.settings import as_command, as_word
 from bisect_trt.steps.answer import Answered, RunState, best_so_far
 from bisect_trt.steps.context import RunStatistics
-from bisect_trt.steps.fastest import fastest_right
+from bisect_trt.steps.fastest import TIMED_KINDS, fastest_right
 from bisect_trt.steps.select_fitted import Bisection
 from bisect_trt.steps.sensitivity import suspicion_of
 from bisect_trt.version import __version__
@@ -318,7 +318,7 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
     best, name = own, ""
     for other in (n for n in others if _is_of_use(others[n]) and _is_within(answers[n], others[n])):
         its_row, best_row = _row(rows, other), _row(rows, name or _name_of(own))
-        if other == BF16 and not (its_row and best_row and is_slower(best_row, its_row)):
+        if other == BF16 and not _is_measured_slower(best_row, its_row):
             continue  # of equal times the one that keeps more digits
         if _is_better(others[other], best, its_row, best_row):
             best, name = others[other], other
@@ -327,21 +327,31 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
         (answered.state, answered.run_statistics) if answered else (state, run_statistics)
     )
     rows = timed(with_knee(rows, its, its_runs, _row(rows, name)), state, run_statistics, others)
-    if state.fp32 is not None:
+    fp32 = _in_fp32(state, run_statistics, own)
+    if fp32 is not None and _rank(fp32) >= _rank(best):
         rows = [replace(choice, recommended=choice.name == FP32) for choice in rows]
-        return replace(_in_fp32(state, run_statistics, own), choices=rows)
+        return replace(fp32, choices=rows)
     if not name:
         return replace(own, choices=_recommending(rows, own))
     rows = [replace(choice, recommended=choice.name == name) for choice in rows]
     return replace(_on_other(own, best, name), choices=rows)
 
 
-def _in_fp32(state: RunState, run_statistics: RunStatistics, own: Result) -> Result:
-    """The answer where FP32 is as fast as what is right: no layer is reduced."""
-    assert state.fp32 is not None and state.timing is not None
-    plan, timing = PrecisionPlan(Precision.FP32), state.timing
+def _is_measured_slower(row: Choice | None, other: Choice | None) -> bool:
+    """Whether ``row`` is slower than ``other``, by an engine's clock."""
+    if row is None or other is None or row.is_estimated or other.is_estimated:
+        return False
+    return is_slower(row, other)
+
+
+def _in_fp32(state: RunState, run_statistics: RunStatistics, own: Result) -> Result | None:
+    """The answer where FP32 is as fast as what is right: no layer is reduced; None elsewhere."""
+    if state.fp32 is None or state.timing is None:
+        return None
+    plan, timing = state.problem.base.with_pins(state.problem.names), state.timing
     best = fastest_right(state, timing)
-    assert best is not None
+    if best is None:
+        return None
     sentence = (
         f"{own.sentence} Reduced precision buys nothing here: FP32 takes {timing.ms(FP32):.3f} ms, "
         f"{best} {timing.ms(best):.3f} ms."
@@ -430,6 +440,9 @@ def _on_other(own: Result, theirs: Result, label: str) -> Result:
     return replace(
         theirs,
         model=own.model,
+        precision=own.precision,
+        engine=_with_own_times(theirs.engine, own.engine),
+        findings=[*theirs.findings, *(f for f in own.findings if f.kind in TIMED_KINDS)],
         cause=own.cause,
         sentence=own.sentence,
         causes=own.causes,
@@ -448,6 +461,13 @@ def _on_other(own: Result, theirs: Result, label: str) -> Result:
         repair=own.repair,
         weights=own.weights,
     )
+
+
+def _with_own_times(theirs: EngineFacts | None, own: EngineFacts | None) -> EngineFacts | None:
+    """The facts on another graph's engine, with the times that the whole run took."""
+    if theirs is None or own is None:
+        return theirs
+    return replace(theirs, times=own.times, candidates=theirs.candidates or own.candidates)
 
 
 def _of_run(state: RunState, run_statistics: RunStatistics) -> dict[str, Any]:

@@ -441,7 +441,9 @@ def measure_bf16(state: RunState, problem: Problem, context: Context) -> InOnePr
     worst = max(evaluations, key=lambda found: (not found.verdict.passed, found.score))
     if not worst.verdict.passed:
         return InOnePrecision(worst, None)
-    validation = _validated_shortly(problem, context, problem.base)
+    limit_s = problem.settings.limits.refused_time_s
+    test = next_test(problem, context).within(problem, context.pace.usual_seconds, limit_s)
+    validation = validate(problem, context, context.judges, problem.base, test)
     if validation.word is ValidationVerdict.OVERFITTED:
         return InOnePrecision(worst, validation)
     engine = replace(state.engine, base=worst) if state.engine is not None else None
@@ -457,19 +459,13 @@ def measure_bf16(state: RunState, problem: Problem, context: Context) -> InOnePr
 
 
 def measure_fp32(state: RunState, context: Context) -> InOnePrecision | None:
-    """Everything in FP32 on the engine, validated for a while; None where it is wrong."""
+    """Everything in FP32 on the engine, validated; None where it is wrong."""
     engine = state.engine
     if engine is None or not engine.fp32.verdict.passed:
         return None
-    validation = _validated_shortly(state.problem, context, engine.fp32.plan)
-    return InOnePrecision(engine.fp32, validation)
-
-
-def _validated_shortly(problem: Problem, context: Context, plan: PrecisionPlan) -> Validation:
-    """The validation of ``plan`` within the time for plans that are no first answer."""
-    limit_s = problem.settings.limits.refused_time_s
-    test = next_test(problem, context).within(problem, context.pace.usual_seconds, limit_s)
-    return validate(problem, context, context.judges, plan, test)
+    test = next_test(state.problem, context)
+    plan = engine.fp32.plan
+    return InOnePrecision(engine.fp32, validate(state.problem, context, context.judges, plan, test))
 
 
 def with_tables(state: RunState, context: Context) -> RunState:

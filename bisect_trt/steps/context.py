@@ -407,7 +407,7 @@ def open_beside(context: Context, problem: Problem) -> Iterator[Context]:
         try:
             yield inner
         finally:
-            context.tests = inner.tests
+            context.tests, context._augmented = inner.tests, inner._augmented
 
 
 def _opened(

@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 
 from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError, one_line
 from bisect_trt.base.interrupt import BudgetSpentError
-from bisect_trt.base.outcomes import AS_IS, BF16, FITTED, FP32, PLAN, REPAIRED, Candidate, Finding
+from bisect_trt.base.outcomes import (
+    AS_IS,
+    BF16,
+    FITTED,
+    FP32,
+    PLAN,
+    REPAIRED,
+    Candidate,
+    Cause,
+    Finding,
+)
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.model.cost import SAME_TIME
@@ -39,6 +49,10 @@ ALL_BUT_MATRIX = "all but matrix layers"
 BLOCKS = "whole blocks"
 SEARCHED = "as searched"
 """How candidates were found."""
+
+
+TIMED_KINDS = ("timing", "not-timed", "cuda-graph")
+"""Kinds of findings on the times of a run's choices."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,8 @@ def rankings(problem: Problem, context: Context, triage: Triage) -> Iterator[Ran
 class _Race:
     """Builds candidates for the answer, and judges them on the given inputs.
 
-    ``pins`` are the layers by candidate, ``results`` what the engine made of them.
+    ``pins`` are the layers by candidate, ``results`` what the engine made of them; ``builds``
+    counts its engines.
     """
 
     def __init__(
@@ -95,7 +110,8 @@ class _Race:
         self._emulated, self._triage = emulated, triage
         self._floors, self._limit = (triage.pinned.score, floor), judgement.limit
         most = problem.settings.max_builds
-        self._left = MAX_CANDIDATES if most is None else max(0, most - judgement.builds)
+        self._most = MAX_CANDIDATES if most is None else max(0, most - judgement.builds)
+        self.builds = 0
         self.pins = {SEARCHED: judgement.plan.chosen}
         self.results: dict[str, Evaluation] = {SEARCHED: judgement.result}
 
@@ -116,9 +132,9 @@ class _Race:
                 ranking.least,
                 ranking=ranking.layers,
             )
-            if found is None or found.pinned in self.pins.values() or self._left <= 0:
+            if found is None or found.pinned in self.pins.values() or self.builds >= self._most:
                 return
-            self._left -= 1
+            self.builds += 1
             engine = self._context.engine
             assert engine is not None
             self.pins[ranking.name] = found.pinned
@@ -158,10 +174,14 @@ def fastest_plan(
                 continue
             context.tell(f"{ranking.name}: a plan to be timed")
             race.enter(ranking)
+    judgement = replace(judgement, builds=judgement.builds + race.builds)
     right = [name for name, result in race.results.items() if result.verdict.passed]
-    plans = {AS_IS: engine.base.plan, **{name: race.plan(name) for name in right}}
-    plans[FP32] = engine.fp32.plan
-    timing = time_beside(context, {n: Build(problem.graph, p) for n, p in plans.items()})
+    if len(right) == 1:  # the search's own
+        return judgement
+    try:
+        timing = time_beside(context, {n: Build(problem.graph, race.plan(n)) for n in right})
+    except BudgetSpentError:
+        return judgement
     if timing is None:
         return judgement
     found = _validated(problem, context, race, right, timing, judgement)
@@ -216,7 +236,6 @@ def _validated(
                     judgement,
                     plan=plan,
                     result=race.results[name],
-                    builds=judgement.builds + len(race.results) - 1,
                     repaired=frozenset(),
                     proof={},
                     validation=validation,
@@ -261,8 +280,8 @@ def time_choices(state: RunState, context: Context) -> Timing | None:
 
 
 def _as_it_is(state: RunState) -> bool:
-    """Whether everything reduced is right on the engine."""
-    return state.engine is not None and state.engine.base.verdict.passed
+    """Whether everything reduced is the answer."""
+    return state.settled is not None and state.settled.cause is Cause.NONE
 
 
 def _builds(state: RunState) -> dict[str, Build]:
@@ -291,7 +310,7 @@ def _judged(state: RunState) -> Evaluation | None:
 
 
 def fastest_right(state: RunState, timing: Timing) -> str | None:
-    """The fastest of the choices that meet the requirement on the engine, FP32 left out."""
+    """The fastest of the choices that are right, FP32 left out."""
     right = _right(state)
     timed = [name for name in timing.plans if name in right and not math.isnan(timing.ms(name))]
     return min(timed, key=timing.ms, default=None)
@@ -300,21 +319,25 @@ def fastest_right(state: RunState, timing: Timing) -> str | None:
 def reduces_nothing(state: RunState, timing: Timing) -> bool:
     """Whether FP32 takes as long as the fastest engine that is right: within 3 %, or the spread."""
     best = fastest_right(state, timing)
-    if best is None or math.isnan(timing.ms(FP32)):
+    if best is None or math.isnan(timing.ms(FP32)) or state.problem.kept_reduced:
         return False
     within = (1.0 + SAME_TIME) * timing.ms(best)
     return timing.ms(FP32) <= within or timing.equal(FP32, best)
 
 
 def _right(state: RunState) -> frozenset[str]:
-    """The choices that meet the requirement on the given inputs, FP32 left out."""
+    """The choices that meet the requirement and that no new input has refused, FP32 left out."""
     answers = {REPAIRED: state.repaired, FITTED: state.fitted}
     found = {name for name, a in answers.items() if a is not None and _meets(a.state)}
-    if _as_it_is(state):
-        found.add(AS_IS)
-    return frozenset({*found, PLAN, BF16})  # these two are timed only where they are right
+    if _meets(state):
+        found.add(AS_IS if _as_it_is(state) else PLAN)
+    if state.bf16 is not None and state.bf16.answered is not None:
+        found.add(BF16)
+    return frozenset(found)
 
 
 def _meets(state: RunState) -> bool:
-    result = _judged(state)
-    return result is not None and result.verdict.passed
+    """Whether the answer on a graph is right on the engine, and not refused by new inputs."""
+    if state.judgement is not None:
+        return state.judgement.passed and not state.judgement.refused
+    return _as_it_is(state)

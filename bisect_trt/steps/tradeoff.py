@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -38,6 +39,9 @@ GIVEN_A_ROW = 24
 
 FEW_LAYERS, NEARLY_ALL = 3, 0.9
 """So few layers are named where they make this part of the error."""
+
+PART = 0.05
+"""The share of the error from which on a layer is named."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,9 @@ def measure_tradeoff(
 
 
 def error_share(ranking: Sequence[str], scores: Sequence[float]) -> ErrorShare | None:
-    """The fewest layers of ``ranking`` that make nearly all of the error; None where none do.
+    """The few first layers of ``ranking`` that make nearly all of the error; None where none do.
+
+    A layer that makes less than a twentieth of it is not named.
 
     ``scores`` are the worst with none of them in FP32, the first one, the first two and so on, in
     tolerances; NaN where that was not measured.
@@ -116,7 +122,10 @@ def error_share(ranking: Sequence[str], scores: Sequence[float]) -> ErrorShare |
         if math.isinf(before) and left < MAX_SCORE:
             return ErrorShare(layers, math.nan, left)
         if 1.0 < before < MAX_SCORE and left <= (1.0 - NEARLY_ALL + 1e-9) * before:
-            return ErrorShare(layers, 1.0 - left / before, left)
+            # A layer may come early because it costs nothing.
+            lowered = [a - b for a, b in pairwise(scores[: count + 1])]
+            named = (n for n, by in zip(layers, lowered, strict=True) if not by < PART * before)
+            return ErrorShare(tuple(named), 1.0 - left / before, left)
     return None
 
 

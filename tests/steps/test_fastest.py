@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from bisect_trt.base.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.base.outcomes import Candidate
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
+from bisect_trt.report.headline import answer_lines
 from bisect_trt.report.record import read_run
 from bisect_trt.runners.tensorrt.timing import RoundTimes
 from bisect_trt.steps.timing import Build, PlanTime, Timing
@@ -140,8 +142,8 @@ def test_a_candidate_that_the_engine_fails_is_not_the_answer(tmp_path: Path) -> 
 
 def test_where_fp32_is_as_fast_it_is_the_answer(tmp_path: Path) -> None:
     result = timed_run(Timer(lambda plan: 2.0 + 0.0001 * len(plan.pinned)), tmp_path)
-    assert result.plan == PrecisionPlan(Precision.FP32)
-    assert "buys nothing" in result.sentence
+    assert len(result.pinned) == result.layer_count == 120
+    assert "buys nothing" in result.sentence and "Ship it in FP32" in answer_lines(result)[0]
     assert [c.name for c in result.choices if c.recommended] == ["FP32"]
     assert {"plan", "as it is"} <= {c.name for c in result.choices}
     assert result.exit_code == 0
@@ -153,7 +155,7 @@ def test_fp16_that_is_right_and_no_faster_is_not_worth_it(tmp_path: Path) -> Non
     timer = Timer(lambda _: 2.0)
     result = timed_run(timer, tmp_path, fixture=replace(residual(), require="rel_range<=5e-2"))
     assert timer.timed == [["as it is", "FP32"]]
-    assert result.plan == PrecisionPlan(Precision.FP32)
+    assert len(result.pinned) == result.layer_count
     assert [c.name for c in result.choices if c.recommended] == ["FP32"]
 
 
@@ -179,7 +181,9 @@ def test_bf16_that_is_right_and_faster_is_the_answer(tmp_path: Path) -> None:
     )
     (row,) = [c for c in result.choices if c.recommended]
     assert row.name == "BF16" and result.plan == PrecisionPlan(Precision.BF16)
-    assert result.passed and result.validation is not None
+    assert result.passed and result.validation is not None and result.engine is not None
+    assert {"BF16", "FP32", "plan"} <= {one.name for one in result.engine.times}
+    assert result.precision is Precision.FP16 and "everything in BF16" in answer_lines(result)[0]
     assert read_run(tmp_path).plan == result.plan
 
 
@@ -227,3 +231,43 @@ def test_all_but_matrix_layers_may_be_faster_than_one_layer(tmp_path: Path) -> N
     found = by_name(timed_run(Timer(clock), tmp_path, fixture=encoder_decomposed()))
     assert found.keys() == {"as searched", "all but matrix layers"}
     assert found["all but matrix layers"].chosen
+
+
+def test_fp32_that_new_inputs_refute_is_not_the_answer(tmp_path: Path) -> None:
+    class Wrong(Engine):
+        """An engine whose FP32 is wrong on copies."""
+
+        def outputs(self, plan: PrecisionPlan, samples: Any) -> Any:
+            for sample in samples:
+                wrong = sample.copied and plan.base is Precision.FP32
+                for outputs in super().outputs(plan, [sample]):
+                    yield {n: a + (1.0 if wrong else 0.0) for n, a in outputs.items()}
+
+    result = timed_run(Timer(lambda _: 2.0), tmp_path, Wrong)
+    assert [c.name for c in result.choices if c.recommended] == ["plan"]
+
+
+def test_layers_that_must_stay_reduced_are_not_in_an_fp32_answer(tmp_path: Path) -> None:
+    kept = ("blocks.29/MatMul",)
+    result = timed_run(Timer(lambda _: 2.0), tmp_path, keep_reduced=kept)
+    assert not any(kept[0] in name for name in result.pinned)
+
+
+def test_bf16_is_not_the_answer_where_no_clock_says_so(tmp_path: Path) -> None:
+    def timer(builds: Mapping[str, Build], sample: Sample) -> Timing:
+        found = Timer(dear_layers)(builds, sample)
+        failed = PlanTime(RoundTimes(failure="out of memory"))
+        return replace(found, plans={**found.plans, "BF16": failed})
+
+    fixture = replace(residual(), require="rel_range<=3e-2")
+    result = timed_run(timer, tmp_path, Coarse, fixture=fixture)
+    assert [c.name for c in result.choices if c.recommended] == ["plan"]
+
+
+def test_a_budget_that_ends_while_engines_are_timed_leaves_the_answer(tmp_path: Path) -> None:
+    def slow(builds: Mapping[str, Build], sample: Sample) -> Timing:
+        time.sleep(40.0)
+        return Timer(dear_layers)(builds, sample)
+
+    result = timed_run(slow, tmp_path, budget=0.5)
+    assert result.passed and read_run(tmp_path).passed
