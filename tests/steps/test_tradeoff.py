@@ -110,7 +110,7 @@ def test_a_run_says_which_layers_make_the_error_as_its_curve_shows(finished: Fin
     before = result.tradeoff.set_index("pins")["worst_score"][0]
     assert found.left == pytest.approx((1.0 - found.share) * before)
     assert read_run(result.folder).error_share == found
-    assert "They make 99 % of the error." in " ".join(answer_lines(result))
+    assert "99 % of the error" in " ".join(answer_lines(result))
 
 
 def test_a_layer_that_comes_first_because_it_is_free_is_not_named() -> None:
