@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -487,9 +488,11 @@ def _tradeoff(state: RunState, context: Context, answer: PrecisionPlan) -> Trade
         return None
     context.observer.step("tradeoff")
     base, ranking = problem.base, list[str]()
+    strength: Mapping[str, float] = {}
     if triage is not None:
         base, ranking = triage.base, ranked_by_worth(context.costs, triage)
-    found = measure_tradeoff(problem, context, base, ranking, answer, state.validation)
+        strength = triage.sensitivity.strength
+    found = measure_tradeoff(problem, context, base, ranking, answer, strength, state.validation)
     if found.knee is not None:
         with suppress(BudgetSpentError):  # the table is there
             context.evaluator.evaluate(found.knee)  # its row says its score on the given inputs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -40,8 +39,8 @@ GIVEN_A_ROW = 24
 FEW_LAYERS, NEARLY_ALL = 3, 0.9
 """So few layers are named where they make this part of the error."""
 
-PART = 0.05
-"""The share of the error from which on a layer is named."""
+PART = 0.05**2
+"""The share of the strongest layer's mean square from which on a layer is named."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,12 @@ def measure_tradeoff(
     base: PrecisionPlan,
     ranking: Sequence[str],
     answer: PrecisionPlan,
+    strength: Mapping[str, float],
     validation: Validation | None = None,
 ) -> Tradeoff:
     """The errors and the inputs that pass along ``ranking``, by the first emulator.
 
+    ``strength`` is the mean square of each layer's error alone.
     The answer's row has the counts of its validation: on other copies there would be a second one.
     """
     sets = [(answer, "answer"), *_beside(context.costs, base, ranking, answer)]
@@ -103,15 +104,17 @@ def measure_tradeoff(
     )
     few = [base.with_pins(ranking[:count]).pinned for count in range(FEW_LAYERS + 1)]
     scores = [worst.get(pinned, math.nan) for pinned in few]
-    share = error_share(ranking, scores) if _are_errors(problem) else None
+    share = error_share(ranking, scores, strength) if _are_errors(problem) else None
     table = pd.DataFrame([row for _, row in measured])
     return Tradeoff(table, knee_of(context.costs, measured), share)
 
 
-def error_share(ranking: Sequence[str], scores: Sequence[float]) -> ErrorShare | None:
+def error_share(
+    ranking: Sequence[str], scores: Sequence[float], strength: Mapping[str, float]
+) -> ErrorShare | None:
     """The few first layers of ``ranking`` that make nearly all of the error; None where none do.
 
-    A layer that makes less than a twentieth of it is not named.
+    A layer that does far less alone than another one, by ``strength``, is not named.
 
     ``scores`` are the worst with none of them in FP32, the first one, the first two and so on, in
     tolerances; NaN where that was not measured.
@@ -122,9 +125,9 @@ def error_share(ranking: Sequence[str], scores: Sequence[float]) -> ErrorShare |
         if math.isinf(before) and left < MAX_SCORE:
             return ErrorShare(layers, math.nan, left)
         if 1.0 < before < MAX_SCORE and left <= (1.0 - NEARLY_ALL + 1e-9) * before:
-            # A layer may come early because it costs nothing.
-            lowered = [a - b for a, b in pairwise(scores[: count + 1])]
-            named = (n for n, by in zip(layers, lowered, strict=True) if not by < PART * before)
+            # A layer may come early because it costs nothing, and do next to nothing.
+            most = max(strength.get(name, math.inf) for name in layers)
+            named = (n for n in layers if not strength.get(n, math.inf) < PART * most)
             return ErrorShare(tuple(named), 1.0 - left / before, left)
     return None
 

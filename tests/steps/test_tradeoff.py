@@ -62,7 +62,7 @@ RANKING = ("a", "b", "c", "d")
     [
         ([100.0, 0.5, 0.4, 0.3], 1, 0.995),
         ([10.0, 1.0, 1.0, 1.0], 1, 0.9),  # just enough
-        ([10.0, 2.0, 0.99, 0.9], 2, 0.901),
+        ([10.0, 1.01, 0.99, 0.9], 2, 0.901),  # the first alone is a near miss
         ([10.0, math.nan, 5.0, 0.0], 3, 1.0),  # what was not measured is not guessed
         ([1.01, 0.1, 0.0, 0.0], 1, 1.0 - 0.1 / 1.01),
     ],
@@ -70,7 +70,7 @@ RANKING = ("a", "b", "c", "d")
 def test_the_fewest_layers_that_make_nearly_all_of_the_error_are_found(
     scores: list[float], layers: int, share: float
 ) -> None:
-    found = error_share(RANKING, scores)
+    found = error_share(RANKING, scores, {})
     assert found is not None and found.layers == RANKING[:layers]
     assert found.share == pytest.approx(share) and found.left == scores[layers]
 
@@ -89,18 +89,18 @@ def test_the_fewest_layers_that_make_nearly_all_of_the_error_are_found(
     ],
 )
 def test_no_share_is_said_where_it_is_small_or_unknown(scores: list[float]) -> None:
-    assert error_share(RANKING, scores) is None
+    assert error_share(RANKING, scores, {}) is None
 
 
 def test_of_an_infinite_error_what_is_left_is_said() -> None:
-    found = error_share(RANKING, [math.inf, math.inf, 30.0, 0.5])
+    found = error_share(RANKING, [math.inf, math.inf, 30.0, 0.5], {})
     assert found is not None and found.layers == ("a", "b")
     assert math.isnan(found.share) and found.left == 30.0
 
 
 def test_a_ranking_of_one_layer_has_no_second() -> None:
-    assert error_share(["a"], [10.0, 9.0, 0.0, 0.0]) is None
-    assert error_share([], [10.0, 10.0, 10.0, 10.0]) is None
+    assert error_share(["a"], [10.0, 9.0, 0.0, 0.0], {}) is None
+    assert error_share([], [10.0, 10.0, 10.0, 10.0], {}) is None
 
 
 def test_a_run_says_which_layers_make_the_error_as_its_curve_shows(finished: Finished) -> None:
@@ -114,6 +114,7 @@ def test_a_run_says_which_layers_make_the_error_as_its_curve_shows(finished: Fin
 
 
 def test_a_layer_that_comes_first_because_it_is_free_is_not_named() -> None:
-    found = error_share(["relu", "add", "conv"], [10.0, 9.9, 9.8, 0.1])
+    strength = {"relu": 1e-6, "add": 1e-4, "conv": 1.0}
+    found = error_share(["relu", "add", "conv"], [10.0, 9.9, 9.8, 0.1], strength)
     assert found is not None and found.layers == ("conv",)
     assert found.share == pytest.approx(0.99) and found.left == 0.1
