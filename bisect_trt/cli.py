@@ -74,7 +74,8 @@ INPUT = click.option(
     "inputs",
     multiple=True,
     required=True,
-    help="A file (.npz, .npy, polygraphy's .json), folder, glob or MODULE:FUNCTION. Repeatable.",
+    help="A file (.npz, .npy, polygraphy's .json, an image), folder, glob or MODULE:FUNCTION. "
+    "Repeatable.",
 )
 
 ENGINE_PRECISION = click.option(

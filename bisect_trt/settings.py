@@ -278,6 +278,41 @@ class Settings:
         kind=bool,
         commands=_EVERYWHERE | _REPAIR,
     )
+    image_size: str | None = option(
+        None,
+        "--image-size",
+        "What images are resized to, in pixels. Default: the model's fixed size, else the image's.",
+        metavar="WIDTHxHEIGHT",
+        commands=_EVERYWHERE | _REPAIR,
+    )
+    mean: str | None = option(
+        None,
+        "--mean",
+        "Subtracted from an image's scaled pixels: one number or R,G,B. Default: 0.",
+        metavar="NUMBERS",
+        commands=_EVERYWHERE | _REPAIR,
+    )
+    std: str | None = option(
+        None,
+        "--std",
+        "What an image's pixels, less the mean, are divided by: one number or R,G,B. Default: 1.",
+        metavar="NUMBERS",
+        commands=_EVERYWHERE | _REPAIR,
+    )
+    scale: float | None = option(
+        None,
+        "--scale",
+        "What an image's pixels, 0 to 255, are multiplied by first. Default: 1/255.",
+        **_POSITIVE,
+        commands=_EVERYWHERE | _REPAIR,
+    )
+    layout: str = option(
+        "auto",
+        "--layout",
+        "The axes of an image input; auto takes the axis of 1 or 3 for the channels.",
+        choices=("auto", "NCHW", "NHWC"),
+        commands=_EVERYWHERE | _REPAIR,
+    )
     golden: str | Path | Feed | None = option(
         None,
         "--golden",

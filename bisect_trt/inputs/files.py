@@ -21,6 +21,7 @@ from bisect_trt.base.atomic_files import scratch, unchanged
 from bisect_trt.base.errors import BadInputError, MachineError, one_line
 from bisect_trt.base.sample import LazyArrays, RecentArrays
 from bisect_trt.base.user_code import load_object, users_code
+from bisect_trt.inputs.images import ImageOptions, is_image, read_image, recipe_for
 from bisect_trt.inputs.npz import read_npy, read_npz, refuse_too_large, write_npz
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.graph import Graph
@@ -67,6 +68,7 @@ def read_sources(
     *,
     stacked: bool,
     recent: RecentArrays,
+    images: ImageOptions,
     option: str = "--input",
 ) -> Iterator[tuple[str, Arrays]]:
     """The names and arrays of the samples of ``source``, one after the other.
@@ -87,6 +89,9 @@ def read_sources(
         for path in find_files([source]):
             if path.suffix == ".json":
                 yield from _spooled(str(path), _feeds_of(path), recent)
+            elif is_image(path):
+                read = partial(read_image, path, recipe_for(path, specs, images))
+                yield str(path), LazyArrays(unchanged(path, read), recent)
             elif stacked:
                 yield from _from_stacked(path, specs, recent)
             else:
@@ -117,25 +122,31 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
             raise BadInputError("--input '': an empty name; give a file, a folder or a glob")
         path = Path(source)
         if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix in ENDINGS and not p.is_dir())
-            # A .json beside arrays is more likely labels than inputs.
-            matches = [p for p in inside if p.suffix != ".json"] or inside
+            inside = sorted(p for p in path.iterdir() if _is_input(p) and not p.is_dir())
+            # Beside arrays, images more likely show them, and a .json more likely holds labels.
+            arrays = [p for p in inside if p.suffix in (".npz", ".npy")]
+            matches = arrays or [p for p in inside if is_image(p)] or inside
         elif path.exists():
             matches = [path]
         else:
             matches = sorted(Path(p) for p in glob.glob(str(source)))
         if not matches:
-            kind = "holds no .npz, .npy or .json file" if path.is_dir() else "no such file"
+            kind = "holds no .npz, .npy, .json or image file" if path.is_dir() else "no such file"
             raise BadInputError(
-                f"{source}: {kind}; give an .npz, .npy or .json file, a folder of them, a glob, or "
-                "MODULE:FUNCTION"
+                f"{source}: {kind}; give an .npz, .npy, .json or image file, a folder of them, a "
+                "glob, or MODULE:FUNCTION"
             )
         for match in matches:
             if match.is_dir() or not match.exists():
                 kind = "a folder" if match.is_dir() else "a link to a file that is not there"
-                raise BadInputError(f"{match}: {kind}; give an .npz, .npy or .json file")
+                raise BadInputError(f"{match}: {kind}; give an .npz, .npy, .json or image file")
         found.update(dict.fromkeys(matches))
     return list(found)
+
+
+def _is_input(path: Path) -> bool:
+    """Whether a file in a folder of inputs is one of them."""
+    return path.suffix in ENDINGS or is_image(path)
 
 
 def _read(path: Path, specs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:

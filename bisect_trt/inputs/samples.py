@@ -16,6 +16,7 @@ from bisect_trt.base.interrupt import BudgetSpentError, Observer
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.sample import RecentArrays, Sample, evenly
 from bisect_trt.inputs.files import read_sources, shown
+from bisect_trt.inputs.images import USUAL, ImageOptions, image_findings, image_options
 from bisect_trt.metrics.arrays import flat, slices
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import InputSpec, check_array, check_names, dynamic_axes
@@ -31,6 +32,7 @@ def load_samples(
     *,
     stacked: bool = False,
     infinite: Collection[str] = (),
+    images: ImageOptions = USUAL,
     option: str = "--input",
     observer: Observer | None = None,
 ) -> list[Sample]:
@@ -49,7 +51,9 @@ def load_samples(
             samples.append(checked(Sample(f"sample {number}", arrays), specs, infinite))
             continue
         before = len(samples)
-        read = read_sources(source, specs, stacked=stacked, recent=recent, option=option)
+        read = read_sources(
+            source, specs, stacked=stacked, recent=recent, images=images, option=option
+        )
         for name, found in read:
             samples.append(checked(Sample(name, found), specs, infinite))
             if observer is not None and time.monotonic() - shown_at > 1.0:
@@ -230,11 +234,13 @@ def _loaded(
             f"--infinite {unknown[0]}: the model has no such input; it takes "
             f"{', '.join(spec.name for spec in specs)}"
         )
+    images = image_options(settings)
     load = partial(
         load_samples,
         specs=specs,
         stacked=settings.stacked,
         infinite=settings.infinite,
+        images=images,
         observer=observer,
     )
     loaded = load(settings.inputs)
@@ -248,7 +254,8 @@ def _loaded(
         given, holdout, more = samples, [], []
     else:
         given, holdout, more = _chosen_holdout(samples, seen)
-    return given, holdout, findings + more
+    names = [sample.name for sample in (*given, *holdout)]
+    return given, holdout, [*image_findings(names, specs, images), *findings, *more]
 
 
 def _named_holdout(

@@ -26,6 +26,7 @@ from bisect_trt.base.interrupt import BudgetSpentError, Observer, TimeBudget
 from bisect_trt.base.outcomes import Cause, Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
+from bisect_trt.inputs.images import image_findings, image_options
 from bisect_trt.inputs.samples import load_samples
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import input_specs
@@ -303,9 +304,16 @@ def model_and_samples(settings: Settings, observer: Observer) -> tuple[Graph, li
     model = load_model(settings.model)
     specs, graph = input_specs(model.proto), Graph(model.proto)
     check_need(need_of(graph, settings), model.name)
+    images = image_options(settings)
     samples = load_samples(
-        settings.inputs, specs, stacked=settings.stacked, infinite=settings.infinite
+        settings.inputs,
+        specs,
+        stacked=settings.stacked,
+        infinite=settings.infinite,
+        images=images,
     )
+    for finding in image_findings([sample.name for sample in samples], specs, images):
+        observer.finding(finding.message)
     check_need(need_of(graph, settings, samples), model.name)
     return graph, samples
 

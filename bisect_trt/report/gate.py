@@ -24,6 +24,7 @@ from bisect_trt.base.errors import (
 )
 from bisect_trt.base.outcomes import word_of
 from bisect_trt.inputs.augmentations import check_kinds
+from bisect_trt.inputs.images import image_options
 from bisect_trt.metrics.parser import check_requirements
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.time_limits import (
@@ -110,6 +111,7 @@ def _check_values(settings: Settings) -> None:
     """Refuses values that are wrong for every model."""
     check_requirements(settings.require, [str(metric) for metric in settings.metrics])
     check_kinds(settings.augmented)
+    image_options(settings)
     rules_of(settings.repair)
     for text in settings.keep_fp32:
         compiled("--keep-fp32", text)

@@ -17,6 +17,7 @@ from bisect_trt.base.outcomes import (
     ValidationVerdict,
 )
 from bisect_trt.base.plan import Precision
+from bisect_trt.inputs.images import IMAGES
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.statistics import copies_needed
 from bisect_trt.report.choices import recommended
@@ -32,7 +33,7 @@ from bisect_trt.report.text import (
 MIN_PINS_FOR_ADVICE = 8
 """Number of pins from which on advice about fewer of them is given."""
 
-FIRST_KINDS = ("alike", "offset", "few-differ", "overflow-lost", "not-covered")
+FIRST_KINDS = (IMAGES, "alike", "offset", "few-differ", "overflow-lost", "not-covered")
 """Kinds of findings that stand in the first lines."""
 
 _BY_PINS = (Cause.OVERFLOW, Cause.ROUNDING, Cause.ACCUMULATION, Cause.UNKNOWN)
@@ -315,9 +316,11 @@ def _share_sentence(found: ErrorShare, *, is_named: bool) -> str:
 
 
 def not_covered(result: Record) -> list[str]:
-    """Findings for the first lines, such as kinds of inputs that were not tested."""
-    found = [f.message for kind in FIRST_KINDS for f in result.findings if f.kind == kind]
-    return [f"{text[0].upper()}{text[1:]}." for text in found[:3]]
+    """Findings for the first lines: how images were read, kinds of inputs that were not tested."""
+    found = [f for kind in FIRST_KINDS for f in result.findings if f.kind == kind]
+    images = [f for f in found if f.kind == IMAGES]
+    shown = [f.message for f in (*images, *[f for f in found if f.kind != IMAGES][:3])]
+    return [f"{text[0].upper()}{text[1:]}." for text in shown]
 
 
 def score_before(result: Record) -> str:

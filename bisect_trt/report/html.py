@@ -366,13 +366,29 @@ def profile_of_inputs(result: Record) -> dict[str, tuple[Shape, Shape, Shape]]:
     return profile
 
 
+_OF_INPUTS = frozenset(
+    {
+        "--input",
+        "--stacked",
+        "--infinite",
+        "--profile",
+        "--image-size",
+        "--mean",
+        "--std",
+        "--scale",
+        "--layout",
+    }
+)
+"""Options that say how inputs are read."""
+
+
 def _input_words(command: Sequence[str]) -> list[str]:
     """The options of a run's command that ``verify`` needs too; the plan has the others."""
     switches = {option.flag for option in options().values() if option.kind is bool}
     words, kept = iter(command[3:]), list[str]()  # after "bisect-trt run MODEL"
     for flag in words:
         value = [] if flag in switches else [next(words, "")]
-        if flag in ("--input", "--stacked", "--infinite", "--profile"):
+        if flag in _OF_INPUTS:
             kept += [flag, *value]
     return kept
 

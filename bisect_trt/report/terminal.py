@@ -31,7 +31,7 @@ from bisect_trt.reduction.cures import Cures
 from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import Reduced
 from bisect_trt.report import text
-from bisect_trt.report.headline import FIRST_KINDS, answer_lines, files_line
+from bisect_trt.report.headline import FIRST_KINDS, answer_lines, files_line, not_covered
 from bisect_trt.report.markdown import Page
 from bisect_trt.report.record import Record
 from bisect_trt.report.reduced import (
@@ -309,6 +309,8 @@ def print_comparison(console: Console, result: Record) -> None:
         return
     console.print(_baselines(result, {"median_abs", "rel_range"}))
     console.print(_frame(suspect_layers(result.layers)))
+    for line in not_covered(result):
+        console.print(printable(line))
     _print_findings(console, result, "the output of --json")
     console.print(printable(f"all layers: {result.folder}/layers.csv"))
 

@@ -12,6 +12,7 @@ from bisect_trt.base.atomic_files import scratch
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.limits import in_words, peak_bytes, room_bytes
 from bisect_trt.base.plan import Precision
+from bisect_trt.inputs.images import IMAGES
 from bisect_trt.inputs.samples import ALIKE, NOT_COVERED
 from bisect_trt.repair.rules import rules_of
 from bisect_trt.settings import Settings, within_threads
@@ -112,7 +113,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         seconds_per_evaluation=inference,
         seconds=min(allowed, report_s + opened + inference * inferences / settings.workers),
         notes=[
-            *(f.message for f in problem.findings if f.kind in (NOT_COVERED, ALIKE)),
+            *(f.message for f in problem.findings if f.kind in (IMAGES, NOT_COVERED, ALIKE)),
             *([REPAIR_NOTE] if rules and is_fp16 else []),
             *([FIT_NOTE] if settings.weights == "fit" and is_fp16 else []),
         ],

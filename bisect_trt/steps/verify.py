@@ -27,6 +27,7 @@ from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.outcomes import AS_IS, FP32, PLAN, Finding, Validation, word_of
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.inputs.images import IMAGES
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.time_limits import (
     SAVING,
@@ -63,6 +64,9 @@ from bisect_trt.steps.validation_inputs import VERIFYING, WANTED, planned_test
 
 GOLDEN = "golden outputs"
 """The name of the check of the reference; all others check the plan."""
+
+_NOTED = ("copies", IMAGES)
+"""Kinds of findings on inputs that are said with the answer."""
 
 
 OWN_REFERENCE = (
@@ -232,7 +236,7 @@ def _verified(settings: Settings, saved: SavedPlan, observer: Observer) -> Verif
             requirements=problem.requirements.texts,
             validation=replace(validation, fitted=saved.fitted),
             # Weighty: a plan for a model that is wrong in FP32 already passes whatever it does.
-            notes=[f.message for f in problem.findings if f.kind == "copies" or f.weighty],
+            notes=[f.message for f in problem.findings if f.kind in _NOTED or f.weighty],
             model=problem.model.name,
             folder=context.folder,
             seconds=time.perf_counter() - began,

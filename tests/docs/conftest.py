@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 from fixtures.__main__ import FILES
 from tests.conftest import run_model
@@ -30,6 +31,11 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for factor in (0.8, 1.1):
         scaled = {name: (factor * array).astype(array.dtype) for name, array in inputs.items()}
         np.savez(folder / "more" / f"{factor}.npz", **scaled)
+    (folder / "photos").mkdir()
+    colours = np.add.outer(np.arange(60), np.arange(80))[..., None] + np.array([0, 40, 90])
+    for number in range(2):
+        photo = Image.fromarray((colours[:, :: 1 - 2 * number]).astype(np.uint8))
+        photo.save(folder / "photos" / f"{number}.png")
     model = onnx.load(folder / "model.onnx")
     outputs = zip((o.name for o in model.graph.output), run_model(model, inputs), strict=True)
     np.savez(folder / "golden.npz", **dict(outputs))
