@@ -43,7 +43,7 @@ def solve(fixture: Fixture, **options: Any) -> Result:
             options.pop("inputs", fixture.inputs),
             precision=options.pop("precision", fixture.precision),
             require=fixture.require,
-            metrics=fixture.metrics,
+            metric=fixture.metrics,
             runner=RUNNER,
             out=folder,
             robust=0,
@@ -154,7 +154,7 @@ def cures(make: Callable[[], Fixture]) -> list[list[Any]]:
             fixture.inputs,
             PrecisionPlan(Precision.FP16, norms),
             require=fixture.require,
-            metrics=fixture.metrics,
+            metric=fixture.metrics,
             runner=RUNNER,
             out=folder,
         )

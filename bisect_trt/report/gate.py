@@ -108,7 +108,7 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
 
 def _check_values(settings: Settings) -> None:
     """Refuses values that are wrong for every model."""
-    check_requirements(settings.require, [str(metric) for metric in settings.metrics])
+    check_requirements(settings.require, [str(metric) for metric in settings.metric])
     check_kinds(settings.augmented)
     rules_of(settings.repair)
     for text in settings.keep_fp32:

@@ -467,7 +467,7 @@ def _of_run(state: RunState, run_statistics: RunStatistics) -> dict[str, Any]:
         "folder": run_statistics.folder,
         "versions": {**versions(), **run_statistics.versions},
         "engine": engine_facts(state, run_statistics),
-        "metrics": [as_word(metric) for metric in settings.metrics],
+        "metrics": [as_word(metric) for metric in settings.metric],
         "validation": state.validation,
         "inputs": state.inputs if state.inputs is not None else pd.DataFrame(),
         "tradeoff": state.tradeoff.table if state.tradeoff is not None else pd.DataFrame(),

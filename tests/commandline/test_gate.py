@@ -189,7 +189,7 @@ def test_paths_are_beside_the_file(tmp_path: Path) -> None:
     at = str(tmp_path)
     assert settings.model == f"{at}/m.onnx" and settings.start_from == tmp_path / "p.json"
     assert settings.inputs == [f"{at}/x", "pkg.mod:load", f"{at}/l.py:load"]
-    assert settings.metrics == (f"{at}/t.py:f1",) and settings.augmented == "shift,flip"
+    assert settings.metric == (f"{at}/t.py:f1",) and settings.augmented == "shift,flip"
     assert settings.holdout == ("none",) and settings.out == tmp_path / "reports/gate/a"
     (tmp_path / "v.py").write_text("def f(arrays, random): return arrays\n")
     (tmp_path / "bisect.toml").write_text(lines + 'augmented = "shift, v.py:f,noise"\n')

@@ -256,7 +256,7 @@ def test_the_cases_are_told_apart_on_the_engine(
             fixture.inputs,
             precision=fixture.precision,
             require=fixture.require,
-            metrics=fixture.metrics,
+            metric=fixture.metrics,
             runner="tensorrt",
             out=tmp_path / "run",
             robust=0,

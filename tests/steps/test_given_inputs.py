@@ -180,7 +180,7 @@ def test_samples_from_a_function_or_a_generator(tmp_path: Path) -> None:
         ({"robust": 0, "max_cost": 5}, "--max-cost 5: with --robust 0"),
         ({"budget": float("nan")}, "--budget nan: not a number"),
         ({"budget": float("inf")}, "--budget inf: not a number"),
-        ({"evaluation_timeout_s": float("nan")}, "--evaluation-timeout nan: not a number"),
+        ({"evaluation_timeout": float("nan")}, "--evaluation-timeout nan: not a number"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:

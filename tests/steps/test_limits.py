@@ -299,7 +299,7 @@ def test_what_cannot_be_held_is_refused(tmp_path: Path) -> None:
 )
 def test_profiles_are_checked_whatever_runs(text: str, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="--profile"):
-        run_of(healthy(), tmp_path, profiles=text)
+        run_of(healthy(), tmp_path, profile=text)
 
 
 def test_a_plan_for_a_model_without_declared_shapes_is_verified(tmp_path: Path) -> None:
