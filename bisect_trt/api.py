@@ -125,10 +125,11 @@ def _with_arguments(text: str, flags: Mapping[str, str]) -> str:
             return f"{name}=True" + (f" {value}" if value else "")
         if value is None:
             return name
-        if value[0] in "'\"[" or value[0].isdigit() or value == "None":
+        if value[0] in "'\"[" or re.fullmatch(r"[\d.]+|None", value):
             return f"{name}={value}"
-        is_named = found.start() == 0 and text.startswith(": ", found.end())
-        if is_named or (its is not None and value in its.choices):
+        before, after = found.string[: found.start()], found.string[found.end() :]
+        is_value = after.startswith(": ") if not before else before.endswith(("pass ", "use "))
+        if is_value or (its is not None and value in its.choices):
             return f"{name}={value!r}"
         return f"{name} {value}"
 

@@ -105,7 +105,7 @@ def test_rules_that_do_not_fit_repair_nothing(tmp_path: Path) -> None:
 
 def test_rules_named_for_another_precision_are_refused(tmp_path: Path) -> None:
     model, feed = folded()
-    with pytest.raises(BadInputError, match="--repair edits only for FP16, and its precision is"):
+    with pytest.raises(BadInputError, match=r"^repair edits only for FP16, and its precision is"):
         answered(model, feed, tmp_path, repair="mask", precision="bf16")
 
 

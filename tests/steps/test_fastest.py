@@ -213,7 +213,7 @@ def test_a_wrong_shape_is_refused_before_the_run(text: str, word: str, tmp_path:
     fixture: Fixture = residual()
     with pytest.raises(BadInputError, match=word) as caught:
         bisect_trt.bisect(fixture.model, fixture.inputs, time_shape=(text,), out=tmp_path / "run")
-    assert "--time-shape" in str(caught.value) and not (tmp_path / "run").exists()
+    assert "time_shape=" in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_all_but_matrix_layers_may_be_faster_than_one_layer(tmp_path: Path) -> None:
