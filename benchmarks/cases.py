@@ -99,7 +99,7 @@ def augmented() -> list[list[Any]]:
             count for runner, count in result.evaluations.items() if runner.startswith("emulated")
         )
         pins = f"{len(result.pinned)} of {result.layer_count}"
-        original = [choice for choice in result.choices if choice.name == PLAN]
+        original = [choice for choice in result.choice_rows if choice.name == PLAN]
         cause = result.cause.value + (
             "" if result.cause.value == fixture.cause else f" (emulated: {fixture.cause})"
         )

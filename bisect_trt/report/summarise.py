@@ -329,11 +329,11 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
     rows = timed(with_knee(rows, its, its_runs, _row(rows, name)), state, run_statistics, others)
     if state.fp32 is not None:
         rows = [replace(choice, recommended=choice.name == FP32) for choice in rows]
-        return replace(_in_fp32(state, run_statistics, own), choices=rows)
+        return replace(_in_fp32(state, run_statistics, own), choice_rows=rows)
     if not name:
-        return replace(own, choices=_recommending(rows, own))
+        return replace(own, choice_rows=_recommending(rows, own))
     rows = [replace(choice, recommended=choice.name == name) for choice in rows]
-    return replace(_on_other(own, best, name), choices=rows)
+    return replace(_on_other(own, best, name), choice_rows=rows)
 
 
 def _in_fp32(state: RunState, run_statistics: RunStatistics, own: Result) -> Result:

@@ -105,7 +105,7 @@ def check_fastest(result: bisect_trt.Result, clock: Clock) -> None:
     assert chosen.latency_ms == min(one.latency_ms for one in right if one.latency_ms)
     assert set(result.pinned) == set(chosen.layers)
     assert result.passed and result.validation is not None
-    row = next(choice for choice in result.choices if choice.recommended)
+    row = next(choice for choice in result.choice_rows if choice.recommended)
     assert row.latency_ms == pytest.approx(chosen.latency_ms) and not row.is_estimated
     assert read_run(result.folder).engine == result.engine
 
@@ -142,8 +142,8 @@ def test_where_fp32_is_as_fast_it_is_the_answer(tmp_path: Path) -> None:
     result = timed_run(Timer(lambda plan: 2.0 + 0.0001 * len(plan.pinned)), tmp_path)
     assert result.plan == PrecisionPlan(Precision.FP32)
     assert "buys nothing" in result.sentence
-    assert [c.name for c in result.choices if c.recommended] == ["FP32"]
-    assert {"plan", "as it is"} <= {c.name for c in result.choices}
+    assert [c.name for c in result.choice_rows if c.recommended] == ["FP32"]
+    assert {"plan", "as it is"} <= {c.name for c in result.choice_rows}
     assert result.exit_code == 0
     again = read_run(tmp_path)
     assert again.plan == result.plan and again.sentence == result.sentence
@@ -154,7 +154,7 @@ def test_fp16_that_is_right_and_no_faster_is_not_worth_it(tmp_path: Path) -> Non
     result = timed_run(timer, tmp_path, fixture=replace(residual(), require="rel_range<=5e-2"))
     assert timer.timed == [["as it is", "FP32"]]
     assert result.plan == PrecisionPlan(Precision.FP32)
-    assert [c.name for c in result.choices if c.recommended] == ["FP32"]
+    assert [c.name for c in result.choice_rows if c.recommended] == ["FP32"]
 
 
 def test_fp16_that_is_right_and_faster_stays(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_bf16_that_is_right_and_faster_is_the_answer(tmp_path: Path) -> None:
     result = timed_run(
         Timer(dear_layers), tmp_path, Coarse, fixture=replace(residual(), require="rel_range<=3e-2")
     )
-    (row,) = [c for c in result.choices if c.recommended]
+    (row,) = [c for c in result.choice_rows if c.recommended]
     assert row.name == "BF16" and result.plan == PrecisionPlan(Precision.BF16)
     assert result.passed and result.validation is not None
     assert read_run(tmp_path).plan == result.plan
