@@ -43,7 +43,7 @@ def solve(fixture: Fixture, **options: Any) -> Result:
             options.pop("inputs", fixture.inputs),
             precision=options.pop("precision", fixture.precision),
             require=fixture.require,
-            metrics=fixture.metrics,
+            metric=fixture.metrics,
             runner=RUNNER,
             out=folder,
             robust=0,
@@ -99,7 +99,7 @@ def augmented() -> list[list[Any]]:
             count for runner, count in result.evaluations.items() if runner.startswith("emulated")
         )
         pins = f"{len(result.pinned)} of {result.layer_count}"
-        original = [choice for choice in result.choices if choice.name == PLAN]
+        original = [choice for choice in result.choice_rows if choice.name == PLAN]
         cause = result.cause.value + (
             "" if result.cause.value == fixture.cause else f" (emulated: {fixture.cause})"
         )
@@ -154,7 +154,7 @@ def cures(make: Callable[[], Fixture]) -> list[list[Any]]:
             fixture.inputs,
             PrecisionPlan(Precision.FP16, norms),
             require=fixture.require,
-            metrics=fixture.metrics,
+            metric=fixture.metrics,
             runner=RUNNER,
             out=folder,
         )

@@ -75,7 +75,7 @@ def rows(
         runner = EmulatedRunner(Graph(model.original), FP16, threads=threads)
         exact = list(runner.outputs(PrecisionPlan(Precision.FP32), samples))
         runner.release()
-        for choice in result.choices:
+        for choice in result.choice_rows:
             if not (choice.recommended or choice.name in (PLAN, REPAIRED, FITTED)):
                 continue
             graph = _graph_of(choice, model, Path(name))

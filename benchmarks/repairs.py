@@ -94,8 +94,8 @@ def row(model: Model) -> dict[str, object] | None:
         )
     if result.cause is Cause.NONE:
         return None
-    choices = {choice.name: choice for choice in result.choices}
-    best = recommended(result.choices)
+    choices = {choice.name: choice for choice in result.choice_rows}
+    best = recommended(result.choice_rows)
     line: dict[str, object] = {
         "model": model.name,
         "layers": len(choices[FP32].pinned) if choices else "",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from textwrap import fill
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import onnx
 
-from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.errors import BadInputError, BisectError
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import Precision, PrecisionPlan
@@ -23,114 +26,286 @@ from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import Reduced
 from bisect_trt.report.files import write_verification
 from bisect_trt.report.summarise import Result
-from bisect_trt.settings import Settings, Source, options
+from bisect_trt.settings import Feed, Settings, Source, options
 from bisect_trt.steps.saved_plan import SavedPlan, read_plan
 from bisect_trt.steps.verify import Verification
 from bisect_trt.steps.verify import verify as check_plan_validates
 
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
-def _with_options(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options of ``command`` to a function's signature and documentation."""
+_FORMER = {
+    "metrics": "metric",
+    "profiles": "profile",
+    "evaluation_timeout_s": "evaluation_timeout",
+}
+"""Arguments of version 0.4.0: today's name."""
 
-    def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
-        fields = {f.name: f for f in inspect.signature(Settings).parameters.values()}
-        taken = {n: o for n, o in options().items() if command in o.commands}
+
+def _from_python(
+    command: str,
+) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
+    """Documents the arguments of ``command``; its errors then name arguments, not flags."""
+
+    def decorate(call: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
         own = inspect.signature(call)
-        kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        kept = [p for p in kept if p.name not in taken]
-        more = [fields[n].replace(kind=inspect.Parameter.KEYWORD_ONLY) for n in taken]
-        observer = [p for p in kept if p.kind is p.KEYWORD_ONLY]
-        positional = [p for p in kept if p.kind is not p.KEYWORD_ONLY]
-        signature = own.replace(parameters=[*positional, *more, *observer])
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        lines = [f"    {name}: {o.help} (``{o.flag}``)" for name, o in taken.items()]
-        call.__doc__ = "\n".join([inspect.getdoc(call) or "", "", "Options:", *lines])
-        return call
+        parameters = own.parameters
+        taken = {n: o for n, o in options().items() if command in o.commands}
+        flags = {"--input": "inputs", **{f"--{n}": n for n in parameters}}
+        flags |= {option.flag: name for name, option in taken.items()}
+
+        @wraps(call)
+        def called(*given: Arguments.args, **named: Arguments.kwargs) -> Answer:
+            for former in _FORMER.keys() & named.keys():
+                named[_FORMER[former]] = named.pop(former)
+            for name in named.keys() - parameters.keys():
+                near = get_close_matches(name, parameters, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                said = f"{call.__name__}() got an unexpected keyword argument {name!r}{hint}"
+                raise TypeError(said)
+            try:
+                return call(*given, **named)
+            except BisectError as error:
+                error.args = (_with_arguments(str(error), flags),)
+                raise
+
+        lines = [inspect.getdoc(call) or "", "", "Options:"]
+        for name, option in taken.items():
+            parameter = parameters[name]
+            shown = f"{name}: {parameter.annotation} = {parameter.default!r}"
+            said = _with_arguments(option.help_of.get(command, option.help), flags)
+            lines += [_wrapped(shown, 4, 8), _wrapped(said, 8, 8)]
+        called.__doc__ = "\n".join(lines)
+        called.__signature__ = _Signature(  # type: ignore[attr-defined]
+            list(parameters.values()), return_annotation=own.return_annotation
+        )
+        return called
 
     return decorate
 
 
-@_with_options("run")
+class _Signature(inspect.Signature):
+    """A signature whose text is names and defaults, in lines of 80 columns."""
+
+    def __str__(self) -> str:
+        # Before Python 3.13 help() writes a signature on one line, of this size 3,000 characters.
+        plain = [p.replace(annotation=p.empty) for p in self.parameters.values()]
+        return _wrapped(f"{inspect.Signature(plain)} -> {self.return_annotation}", 0, 4)
+
+
+def _wrapped(text: str, first: int, others: int) -> str:
+    """``text`` in lines that help() keeps within 80 columns, indented."""
+    return fill(
+        text,
+        74,
+        initial_indent=" " * first,
+        subsequent_indent=" " * others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+_FLAG = re.compile(
+    r"(?<![\w-])(?P<flag>--[a-z][a-z0-9-]*)"
+    r"(?: (?P<value>'[^']*'|\"[^\"]*\"|\[[^]]*\]|\d+(?:\.\d+)?(?![\w.])|[^\s:]\S*?(?=: )|[\w-]+))?"
+)
+"""A flag, and the word after it, which may be its value."""
+
+
+def _with_arguments(text: str, flags: Mapping[str, str]) -> str:
+    """``text`` with ``require='x'`` for ``--requirement 'x'``; commands in backticks stay."""
+
+    def argument(found: re.Match[str]) -> str:
+        flag, value = found["flag"], found["value"]
+        if flag not in flags:
+            return found[0]
+        name = flags[flag]
+        its = {option.flag: option for option in options().values()}.get(flag)
+        if its is not None and its.kind is bool:
+            return f"{name}=True" + (f" {value}" if value else "")
+        if value is None:
+            return name
+        if value[0] in "'\"[" or re.fullmatch(r"[\d.]+|None", value):
+            return f"{name}={value}"
+        before, after = found.string[: found.start()], found.string[found.end() :]
+        is_value = after.startswith(": ") if not before else before.endswith(("pass ", "use "))
+        if is_value or (its is not None and value in its.choices):
+            return f"{name}={value!r}"
+        return f"{name} {value}"
+
+    parts = text.split("`")
+    parts[::2] = [_FLAG.sub(argument, part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+@_from_python("run")
 def bisect(
     model: str | Path | onnx.ModelProto,
     inputs: Source | Sequence[Source],
     *,
+    precision: Precision | Literal["fp16", "bf16", "tf32"] = "fp16",
+    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda"] = "auto",
+    emulate_on: Literal["cpu", "cuda"] = "cpu",
+    require: str | Sequence[str] = (),
+    metric: str | Callable[..., float] | Sequence[str | Callable[..., float]] = (),
+    outputs: str | Sequence[str] = (),
+    robust: float | None = None,
+    allow_misses: float | None = None,
+    max_cost: float | None = None,
+    start_from: str | Path | None = None,
+    keep_fp32: str | Sequence[str] = (),
+    keep_reduced: str | Sequence[str] = (),
+    mark: str | Sequence[str] = (),
+    infinite: str | Sequence[str] = (),
+    holdout: Source | Sequence[Source] = (),
+    augmented: str = "auto",
+    stacked: bool = False,
+    image_size: str | None = None,
+    mean: str | None = None,
+    std: str | None = None,
+    scale: float | None = None,
+    layout: Literal["auto", "NCHW", "NHWC"] = "auto",
+    golden: str | Path | Feed | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    repair: str = "auto",
+    weights: Literal["fit", "nearest"] = "fit",
+    trt_module: Literal["tensorrt", "tensorrt_rtx"] | None = None,
+    typing: Literal["strong", "weak"] = "strong",
+    profile: str | Sequence[str] = (),
+    time_shape: str | Sequence[str] = (),
+    evaluation_timeout: float = 900.0,
+    workers: int = 1,
+    threads: int | None = None,
+    ray: str | None = None,
+    budget: float | None = None,
+    max_builds: int | None = None,
+    certify: Literal["emulated", "engine"] = "emulated",
     observer: Observer | None = None,
-    limits: Limits = Limits(),
-    **chosen: Any,
+    limits: Limits | None = None,
 ) -> Result:
     """Find the layers of ``model`` that must stay in FP32; write the run's folder.
 
     Args:
         model: an FP32 model, its path or its proto.
-        inputs: one sample or several: a mapping of input name to array, or a file, folder, glob or
-            ``module:function``; or a function or generator that gives such mappings.
+        inputs: one sample or several. A sample is a mapping of input name to
+            array, a file, a folder, a glob or ``module:function``. A function
+            or generator of mappings gives several.
         observer: receives the progress.
-        limits: what the steps may take.
-        chosen: the options below.
+        limits: bounds on the time of the steps; None for the usual ones.
 
     Returns:
-        The content of the run's folder as one record.
+        The content of the run's folder as one record. ``open()`` shows its
+        report, ``model_path`` is the model to ship.
 
     Raises:
         BadInputError: the caller can correct it.
         RunnerUnavailableError: the runner does not work on this machine.
-        MachineError: memory, disk or workers gave out. All three are a ``BisectError``.
+        MachineError: memory, disk or workers gave out.
+            All three are a ``BisectError``.
     """
-    return run(_settings("bisect", "run", model, inputs, chosen, limits), observer)
+    return run(_settings("run", locals()), observer)
 
 
-@_with_options("verify")
+@_from_python("verify")
 def verify(
     model: str | Path | onnx.ModelProto,
     inputs: Source | Sequence[Source],
     plan: PrecisionPlan | str | Path,
     *,
+    precision: Precision | Literal["fp16", "bf16", "tf32"] | None = None,
+    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda"] = "auto",
+    emulate_on: Literal["cpu", "cuda"] = "cpu",
+    require: str | Sequence[str] = (),
+    metric: str | Callable[..., float] | Sequence[str | Callable[..., float]] = (),
+    outputs: str | Sequence[str] = (),
+    hold: str | Sequence[str] = (),
+    robust: float | None = None,
+    allow_misses: float | None = None,
+    infinite: str | Sequence[str] = (),
+    holdout: Source | Sequence[Source] = (),
+    augmented: str = "auto",
+    stacked: bool = False,
+    image_size: str | None = None,
+    mean: str | None = None,
+    std: str | None = None,
+    scale: float | None = None,
+    layout: Literal["auto", "NCHW", "NHWC"] = "auto",
+    golden: str | Path | Feed | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    trt_module: Literal["tensorrt", "tensorrt_rtx"] | None = None,
+    typing: Literal["strong", "weak"] = "strong",
+    profile: str | Sequence[str] = (),
+    time_shape: str | Sequence[str] = (),
+    evaluation_timeout: float = 900.0,
+    threads: int | None = None,
     observer: Observer | None = None,
-    limits: Limits = Limits(),
-    **chosen: Any,
+    limits: Limits | None = None,
 ) -> Verification:
-    """Check that ``plan`` still meets the requirements, as ``bisect-trt verify`` does.
+    """Check that ``plan`` meets the requirements on ``inputs``.
 
     Args:
         model: an FP32 model, its path or its proto.
         inputs: as for :func:`bisect`.
         plan: a plan, or the path of a plan.json.
         observer: receives the progress.
-        limits: what the steps may take.
-        chosen: the options below.
+        limits: bounds on the time of the steps; None for the usual ones.
+
+    Returns:
+        What was checked, with ``passed`` and the validation.
 
     Raises:
         BadInputError: it is no plan of this model.
-        RunnerUnavailableError: the runner cannot work here, or a time limit cannot be judged.
+        RunnerUnavailableError: the runner cannot work here, or a time limit
+            cannot be judged.
+        MachineError: memory, disk or workers gave out.
     """
+    given = dict(locals())
     if isinstance(plan, PrecisionPlan):
         saved = SavedPlan(plan, Path("plan"))
     elif isinstance(plan, (str, Path)):
         saved = read_plan(Path(plan))
     else:
         raise BadInputError(f"plan: a {type(plan).__name__}; pass a PrecisionPlan or a plan's path")
-    chosen = {"precision": saved.searched, **chosen}
-    settings = _settings("verify", "verify", model, inputs, chosen, limits)
+    given["precision"] = saved.searched if precision is None else precision
+    settings = _settings("verify", given)
     if settings.precision is not saved.searched:
-        given, planned = settings.precision.value, saved.searched.value
-        raise BadInputError(f"precision={given!r}: this is a plan for {planned}")
+        asked, planned = settings.precision.value, saved.searched.value
+        raise BadInputError(f"precision={asked!r}: this is a plan for {planned}")
     verification = check_plan_validates(settings, saved, observer or Observer())
     write_verification(verification)
     return verification
 
 
-@_with_options("reduce")
+@_from_python("reduce")
 def reduce(
     model: str | Path | onnx.ModelProto,
     inputs: Source | Sequence[Source],
     *,
-    precision: Precision | str = Precision.FP32,
+    precision: Precision | Literal["fp32", "tf32", "bf16", "fp16"] = "fp32",
     check: str | None = None,
+    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda"] = "auto",
+    infinite: str | Sequence[str] = (),
+    stacked: bool = False,
+    image_size: str | None = None,
+    mean: str | None = None,
+    std: str | None = None,
+    scale: float | None = None,
+    layout: Literal["auto", "NCHW", "NHWC"] = "auto",
+    out: str | Path | None = None,
+    trt_module: Literal["tensorrt", "tensorrt_rtx"] | None = None,
+    typing: Literal["strong", "weak"] = "strong",
+    evaluation_timeout: float = 900.0,
+    workers: int = 1,
+    threads: int | None = None,
+    budget: float | None = None,
+    max_builds: int | None = None,
     observer: Observer | None = None,
-    **chosen: Any,
 ) -> Reduced | Observation:
-    """Find the smallest part of ``model`` that an engine gets wrong; write its reproducer.
+    """Find the smallest part of ``model`` that an engine gets wrong.
+
+    Its reproducer is written into the folder ``out``.
 
     Args:
         model: an FP32 model, its path or its proto.
@@ -138,7 +313,6 @@ def reduce(
         precision: what the engine runs in.
         check: a command that judges the candidates instead of an engine.
         observer: receives the progress.
-        chosen: the options below.
 
     Returns:
         The subgraph, or the observation on the whole model if that is not bad.
@@ -147,22 +321,37 @@ def reduce(
         BadInputError: the caller can correct it.
         RunnerUnavailableError: the engine cannot work on this machine.
     """
-    settings = _settings("reduce", "reduce", model, inputs, chosen)
+    settings = _settings("reduce", locals())
     made_by = "bisect_trt.reduce(...)"
     return run_reduction(settings, _precision(precision), check, made_by, observer)
 
 
-@_with_options("cure")
+@_from_python("cure")
 def cure(
     model: str | Path | onnx.ModelProto,
     inputs: Source | Sequence[Source],
     *,
-    precision: Precision | str = Precision.FP32,
+    precision: Precision | Literal["fp32", "tf32", "bf16", "fp16"] = "fp32",
     subgraph: str | Path | None = None,
+    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda"] = "auto",
+    infinite: str | Sequence[str] = (),
+    stacked: bool = False,
+    image_size: str | None = None,
+    mean: str | None = None,
+    std: str | None = None,
+    scale: float | None = None,
+    layout: Literal["auto", "NCHW", "NHWC"] = "auto",
+    out: str | Path | None = None,
+    trt_module: Literal["tensorrt", "tensorrt_rtx"] | None = None,
+    typing: Literal["strong", "weak"] = "strong",
+    evaluation_timeout: float = 900.0,
+    workers: int = 1,
+    threads: int | None = None,
+    budget: float | None = None,
+    max_builds: int | None = None,
     observer: Observer | None = None,
-    **chosen: Any,
 ) -> Cures:
-    """Try what makes a wrong engine right and reproducible, as ``bisect-trt cure`` does.
+    """Try what makes a wrong engine right and reproducible.
 
     Args:
         model: an FP32 model, its path or its proto.
@@ -170,32 +359,24 @@ def cure(
         precision: what the engine runs in.
         subgraph: a reproducer's folder, whose nodes are marked first.
         observer: receives the progress.
-        chosen: the options below.
+
+    Returns:
+        What was tried, with what each attempt gave.
 
     Raises:
         BadInputError: the caller can correct it.
         RunnerUnavailableError: no engine can run on this machine.
     """
-    settings = _settings("cure", "cure", model, inputs, chosen)
+    settings = _settings("cure", locals())
     where = Path(subgraph) if subgraph is not None else None
     return try_cures(settings, _precision(precision), where, observer)
 
 
-def _settings(
-    call: str,
-    command: str,
-    model: Any,
-    inputs: Source | Sequence[Source],
-    chosen: dict[str, Any],
-    limits: Limits = Limits(),
-) -> Settings:
-    taken = [name for name, option in options().items() if command in option.commands]
-    unknown = [name for name in chosen if name not in taken]
-    if unknown:
-        near = get_close_matches(unknown[0], taken, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TypeError(f"{call}() got an unexpected keyword argument {unknown[0]!r}{hint}")
-    return Settings(model=model, inputs=_several(inputs), limits=limits, **chosen)
+def _settings(command: str, given: Mapping[str, Any]) -> Settings:
+    """The settings of ``command`` from the arguments of its call."""
+    taken = {name: given[name] for name, o in options().items() if command in o.commands}
+    limits = given.get("limits") or Limits()
+    return Settings(given["model"], _several(given["inputs"]), limits=limits, **taken)
 
 
 def _precision(name: Precision | str) -> Precision:

@@ -163,7 +163,7 @@ class Settings:
         help_of=_AS_FOUND,
         commands=_PLANNING | _REPAIR,
     )
-    metrics: Sequence[str | Callable[..., float]] = option(
+    metric: Sequence[str | Callable[..., float]] = option(
         (),
         "--metric",
         "MODULE:FUNCTION, a task metric for --requirement; with @all it sees all inputs at once.",
@@ -371,7 +371,7 @@ class Settings:
         choices=("strong", "weak"),
         commands=_EVERYWHERE,
     )
-    profiles: Sequence[str] = option(
+    profile: Sequence[str] = option(
         (),
         "--profile",
         "INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs.",
@@ -384,7 +384,7 @@ class Settings:
         metavar="INPUT:SHAPE",
         commands=_JUDGED,
     )
-    evaluation_timeout_s: float = option(
+    evaluation_timeout: float = option(
         900.0,
         "--evaluation-timeout",
         "Seconds that an engine may take to build and run, or a worker's inference.",

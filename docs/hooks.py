@@ -153,9 +153,9 @@ def _directive(thing: Any) -> str:
 
 
 def _chosen(call: str) -> str:
-    """The options of a notebook call: it has them by a decorator, its text names none."""
+    """What the arguments of a call mean: help() shows it, the source does not."""
     command = "run" if call == "bisect" else call
-    rows = ["| in `chosen` | default | as an option | meaning |", "| --- | --- | --- | --- |"]
+    rows = ["| argument | default | as an option | meaning |", "| --- | --- | --- | --- |"]
     for name, its in options().items():
         if command in its.commands:
             default = Settings.__dataclass_fields__[name].default

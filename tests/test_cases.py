@@ -37,7 +37,7 @@ def run(fixture: Fixture, out: Path, **options: object) -> Result:
         fixture.inputs,
         precision=fixture.precision,
         require=fixture.require,
-        metrics=fixture.metrics,
+        metric=fixture.metrics,
         runner="emulated",
         out=out,
         **options,
@@ -61,7 +61,7 @@ def is_the_answer(result: Result, fixture: Fixture) -> None:
     """
     assert result.cause.value == fixture.cause, result.sentence
     assert result.passed and result.exit_code == 0
-    pinned = next((c.pinned for c in result.choices if c.name == PLAN), tuple(result.pinned))
+    pinned = next((c.pinned for c in result.choice_rows if c.name == PLAN), tuple(result.pinned))
     if fixture.pins is None:
         assert len(pinned) <= fixture.most_pins
     else:
@@ -121,7 +121,7 @@ def test_layernorm_as_one_operator_is_a_cure_without_pins(
     fixture = make()
     result = run(fixture, tmp_path, repair="layernorm")
     is_the_answer(result, fixture)
-    chosen = recommended(result.choices)
+    chosen = recommended(result.choice_rows)
     assert chosen is not None and chosen.name == REPAIRED and not chosen.pinned
     assert result.pinned == [] and chosen.worst_score == result.score
     assert "LayerNormalization" not in {node.op_type for node in fixture.model.graph.node}
@@ -149,7 +149,7 @@ def test_noise_exaggerates_the_error_and_is_warned_of(tmp_path: Path) -> None:
             fixture.model,
             inputs,
             require="epe<=1e3",
-            metrics=fixture.metrics,
+            metric=fixture.metrics,
             runner="emulated",
             out=tmp_path / str(number),
             robust=0,

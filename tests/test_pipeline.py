@@ -243,7 +243,7 @@ def test_golden_outputs_that_no_requirement_looks_at_are_compared_too(
             fixture.model,
             fixture.inputs,
             require=require,
-            metrics=metrics,
+            metric=metrics,
             golden=golden,
             runner="emulated",
             robust=0,

@@ -63,7 +63,7 @@ def row(problem: PlanCase, count: int, robust: float) -> str:
             [problem.make(n) for n in range(count)],
             runner="tensorrt",
             require=problem.require,
-            metrics=problem.metrics,
+            metric=problem.metrics,
             robust=robust,
             allow_misses=1.0 - HOLDS_ON if robust else 0.0,
             out=folder / "out",

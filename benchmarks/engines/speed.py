@@ -311,7 +311,7 @@ def row(
     with tempfile.TemporaryDirectory() as name:
         result = answer(require=(item.text,), out=name)
         seconds = time.perf_counter() - began
-        chosen = recommended(result.choices)
+        chosen = recommended(result.choice_rows)
         builds = dict(bench.standard)
         if chosen is not None:
             ours = Build(_graph_of(chosen, bench, Path(name)), chosen.plan)

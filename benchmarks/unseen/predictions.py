@@ -68,7 +68,7 @@ def measure(problem: PlanCase, given_inputs: int) -> list[Row]:
                 str(model),
                 [given],
                 require=problem.require,
-                metrics=problem.metrics,
+                metric=problem.metrics,
                 runner="emulated",
                 out=Path(name) / f"{number}",
             )

@@ -57,7 +57,7 @@ def main() -> None:
         asked.model,
         [asked.inputs],
         require=asked.require,
-        metrics=asked.metrics,
+        metric=asked.metrics,
         runner="emulated",
         out=out,
     )

@@ -279,7 +279,7 @@ def reduce_model(
     if check is None:
         trials = engine_trials(settings, precision, graph, samples, budget)
     elif precision is Precision.FP32:
-        trials = CheckTrials(check, settings.evaluation_timeout_s, budget, settings.threads or 0)
+        trials = CheckTrials(check, settings.evaluation_timeout, budget, settings.threads or 0)
     else:
         raise BadInputError(
             f"--check: the command chooses what {precision.value} means, its subgraphs are FP32; "
@@ -354,7 +354,7 @@ def engine_trials(
     if settings.runner == "onnxruntime-cuda":
 
         def open_cuda(graph: Graph, samples: Sequence[Sample]) -> OrtCudaRunner:
-            return OrtCudaRunner(graph, timeout_s=settings.evaluation_timeout_s)
+            return OrtCudaRunner(graph, timeout_s=settings.evaluation_timeout)
 
         return EngineTrials(
             open_cuda, precision, precision, budget, settings.workers, settings.threads or 0
@@ -366,9 +366,7 @@ def engine_trials(
         module = installed_module(settings.trt_module)
         if module != RTX:  # only TensorRT RTX builds without a GPU
             raise
-        open_runner = partial(
-            BuildOnlyRunner, module=module, timeout_s=settings.evaluation_timeout_s
-        )
+        open_runner = partial(BuildOnlyRunner, module=module, timeout_s=settings.evaluation_timeout)
     return tensorrt_trials(open_runner, precision, budget, settings.workers, settings.threads or 0)
 
 
@@ -393,7 +391,7 @@ def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> Open
             graph,
             samples,
             settings.trt_module,
-            timeout_s=settings.evaluation_timeout_s,
+            timeout_s=settings.evaluation_timeout,
             weak=settings.typing == "weak",
             options=options,
             repeats=20,

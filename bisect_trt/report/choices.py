@@ -74,6 +74,13 @@ class Choice:
         }
 
 
+CHOICE_COLUMNS = (
+    *("name", "precision", "graph", "weights", "pinned", "kept_fp32", "worst_score", "latency_ms"),
+    *("estimated_latency", "saving_kept", "passes", "recommended"),
+)
+"""The keys of :meth:`Choice.as_json`."""
+
+
 def choice_from_json(data: Mapping[str, Any]) -> Choice:
     """Reads what :meth:`Choice.as_json` wrote.
 

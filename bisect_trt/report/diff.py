@@ -186,7 +186,7 @@ def _speeds(before: Record, after: Record) -> pd.DataFrame:
 
 def _speed_in_words(result: Record) -> dict[str, str]:
     """The recommended choice and its time, blank where it is not known."""
-    chosen = recommended(result.choices)
+    chosen = recommended(result.choice_rows)
     ms = chosen.latency_ms if chosen is not None else None
     return {
         "recommended": chosen.name if chosen is not None else "",
@@ -197,7 +197,7 @@ def _speed_in_words(result: Record) -> dict[str, str]:
 
 def _speed_json(result: Record) -> dict[str, Any]:
     """The recommended choice and its time for machines."""
-    chosen = recommended(result.choices)
+    chosen = recommended(result.choice_rows)
     return {
         "recommended": chosen.name if chosen is not None else None,
         "latency_ms": chosen.latency_ms if chosen is not None else None,

@@ -135,7 +135,7 @@ def write_report(result: Record, state: RunState) -> None:
         repaired = fitted = repaired_problem(problem, state.repair)
     if state.weights is not None:
         fitted = fitted_problem(repaired, state.weights)
-        rows = [choice.plan for choice in result.choices if choice.fitted]
+        rows = [choice.plan for choice in result.choice_rows if choice.fitted]
         row = fitted.plan_of_whole(rows[0] if rows else state.base)
         models[FITTED_MODEL] = as_stored(fitted.whole.settled(row), problem)
 
@@ -146,9 +146,9 @@ def write_report(result: Record, state: RunState) -> None:
             of = fitted if choice.fitted else repaired
         return of, of.plan_of_whole(plan)
 
-    shipped, plan = whole(result.plan, recommended(result.choices))
+    shipped, plan = whole(result.plan, recommended(result.choice_rows))
     models[TYPED_MODEL] = to_typed(shipped.whole, plan)
-    wholes = [whole(choice.plan, choice)[1] for choice in result.choices]
+    wholes = [whole(choice.plan, choice)[1] for choice in result.choice_rows]
 
     def plan_json(draft: Path) -> str:
         digests = _digest(draft / REPAIRED_MODEL), _digest(draft / FITTED_MODEL)

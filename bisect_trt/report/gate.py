@@ -109,7 +109,7 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
 
 def _check_values(settings: Settings) -> None:
     """Refuses values that are wrong for every model."""
-    check_requirements(settings.require, [str(metric) for metric in settings.metrics])
+    check_requirements(settings.require, [str(metric) for metric in settings.metric])
     check_kinds(settings.augmented)
     image_options(settings)
     rules_of(settings.repair)
@@ -256,7 +256,7 @@ class Entry:
 
 def judged_entry(name: str, result: Record, limits: Sequence[TimeLimit]) -> Entry:
     """The entry of a model that was run, held to ``limits``."""
-    speed = recommended_speed(result.choices)
+    speed = recommended_speed(result.choice_rows)
     judged = tuple(limit.judged(speed) for limit in limits)
     codes = {True: EXIT_OK, False: EXIT_NOT_MET, None: EXIT_NO_RUNNER}
     # Without a plan that passes there is nothing to time.
@@ -314,7 +314,7 @@ def _table(gate: Gate) -> pd.DataFrame:
 
 def _speed_in_words(found: Record) -> dict[str, str]:
     """The recommended choice's latency and the share of the saving that it keeps, where known."""
-    chosen = recommended(found.choices)
+    chosen = recommended(found.choice_rows)
     words: dict[str, str] = {}
     if chosen is not None and chosen.latency_ms is not None:
         words["ms"] = f"{chosen.latency_ms:.3f}"
@@ -325,7 +325,7 @@ def _speed_in_words(found: Record) -> dict[str, str]:
 
 def _recommended(found: Record) -> str:
     """The recommended choice, such as "repaired (fold-bn), 0 layers"; empty where none is."""
-    chosen = recommended(found.choices)
+    chosen = recommended(found.choice_rows)
     if chosen is None:
         return ""
     return f"{chosen.in_words(found.repair.rules)}, {counted(len(chosen.pinned), 'layer')}"
@@ -368,7 +368,7 @@ def gate_record(gate: Gate) -> dict[str, Any]:
         for key in ("new_evaluations", "score", "pinned"):
             row[key] = getattr(entry.result, key, None)
         row["recommended"] = _recommended(entry.result) if entry.result is not None else ""
-        speed = recommended_speed(entry.result.choices if entry.result is not None else ())
+        speed = recommended_speed(entry.result.choice_rows if entry.result is not None else ())
         row |= {"latency_ms": speed.latency_ms, "saving_kept": speed.saving_kept}
         row["estimated_latency"] = speed.is_estimated
         row["hold"] = [limit.as_json() for limit in entry.limits]

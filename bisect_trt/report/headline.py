@@ -195,7 +195,7 @@ def _answer(result: Record) -> str:
         return _SETTLED[result.cause]
     if not result.passed:
         return "No plan found meets the requirement."
-    chosen = recommended(result.choices)
+    chosen = recommended(result.choice_rows)
     if chosen is not None and chosen.name == BF16:
         return "Run everything in BF16: no layer needs FP32 and the requirement is met."
     if _is_fp32_by_time(result):
@@ -230,7 +230,7 @@ def _answer(result: Record) -> str:
 
 def _is_fp32_by_time(result: Record) -> bool:
     """Whether FP32 is the answer because an engine's clock says so."""
-    chosen = recommended(result.choices)
+    chosen = recommended(result.choice_rows)
     timed = result.engine is not None and len(result.engine.times) > 0
     return timed and chosen is not None and chosen.name == FP32
 

@@ -158,7 +158,7 @@ def _answer(result: Record) -> dict[str, Any]:
         "next_step": next_step(result),
         "tested": result.validation.tested if result.validation is not None else [],
         "tiles": _tiles(result),
-        "choices": _whole(tables.choices_table(result.choices, result.repair.rules)),
+        "choices": _whole(tables.choices_table(result.choice_rows, result.repair.rules)),
         "judged_by": text.judged_by(result),
     }
 
@@ -205,7 +205,7 @@ def as_html(result: Record) -> str:
             repairs=_whole(tables.repairs_table(result.repair)),
             repair_lines=[
                 *([proof_sentence(result.repair.proof)] if result.repair.proof else []),
-                *filter(None, [saved_by_repair(result.choices)]),
+                *filter(None, [saved_by_repair(result.choice_rows)]),
                 *refusal_lines(result.repair)[:SHOWN_ROWS],
             ],
             engine=text.engine_sentences(result),

@@ -60,8 +60,8 @@ def answer_as_markdown(result: Record) -> Iterator[str]:
     if result.validation is not None:
         table = _validation_table(result.validation)
         yield from ("", "## What it holds on", "", *table_lines(table))
-    if result.choices:
-        table = choices_table(result.choices, result.repair.rules)
+    if result.choice_rows:
+        table = choices_table(result.choice_rows, result.repair.rules)
         yield from ("", "## Choices", "", *table_lines(table))
 
 
@@ -75,7 +75,7 @@ def _detail_lines(result: Record) -> Iterator[str]:
         yield from ("", "## Repair of the graph", "", *table_lines(table), "")
         if result.repair.proof is not None:
             yield f"- {markdown(proof_sentence(result.repair.proof))}"
-        if saved := saved_by_repair(result.choices):
+        if saved := saved_by_repair(result.choice_rows):
             yield f"- {markdown(saved)}"
         for line in refusal_lines(result.repair)[:SHOWN_ROWS]:
             yield f"- {markdown(line)}"

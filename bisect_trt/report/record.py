@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from bisect_trt.base.atomic_files import RUN
+from bisect_trt.base.atomic_files import RUN, TYPED_MODEL
 from bisect_trt.base.display import printable
 from bisect_trt.base.errors import (
     EXIT_INTERRUPTED,
@@ -38,7 +39,7 @@ from bisect_trt.base.outcomes import (
 )
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.scales import Scale
-from bisect_trt.report.choices import Choice, choice_from_json, recommended
+from bisect_trt.report.choices import CHOICE_COLUMNS, Choice, choice_from_json, recommended
 from bisect_trt.report.columns import TABLES, from_csv
 from bisect_trt.report.repairs import RepairFacts, facts_from_json
 from bisect_trt.report.weights import FITTED_BY, WeightFacts, weights_from_json
@@ -96,6 +97,7 @@ class Record:
     ``layers``, ``outputs``, ``search``, ``pins``, ``inputs`` and ``tradeoff`` are the CSV files of
     these names as DataFrames; ``cost`` is engines.csv, and ``by_requirement`` has a row per
     requirement. docs/columns.md has their columns; a table that does not apply is empty.
+    ``choices`` is a DataFrame too, ``model_path`` the model to ship, ``open()`` shows the report.
 
     Attributes:
         model: path or name.
@@ -135,7 +137,7 @@ class Record:
         scales: scales of requirements, for plan.json.
         causes: all causes, the largest first.
         judged: tensors of ``--outputs``, for plan.json.
-        choices: the rows that a user chooses among, one of them recommended.
+        choice_rows: the rows of ``choices`` as objects, with their plans.
         repair: the edits of the graph, their proof and what was refused.
         weights: the layers whose weights were rounded to fit.
         error_share: the few layers that make nearly all of the error; None where none do.
@@ -186,7 +188,7 @@ class Record:
     scales: Mapping[str, Scale] = field(default_factory=dict)
     causes: Sequence[CauseFound] = ()
     judged: Sequence[str] = ()
-    choices: Sequence[Choice] = ()
+    choice_rows: Sequence[Choice] = ()
     repair: RepairFacts = field(default_factory=RepairFacts)
     weights: WeightFacts = field(default_factory=WeightFacts)
     error_share: ErrorShare | None = None
@@ -197,15 +199,41 @@ class Record:
         return [str(name) for name in self.pins["layer"]] if len(self.pins) else []
 
     @property
+    def choices(self) -> pd.DataFrame:
+        """The rows that a user chooses among, one recommended; columns as in run.json."""
+        rows = [choice.as_json() for choice in self.choice_rows]
+        table = pd.DataFrame(rows, columns=[*CHOICE_COLUMNS])
+        # Where no engine was timed, all are None.
+        return table.astype(dict.fromkeys(("worst_score", "latency_ms", "saving_kept"), float))
+
+    @property
+    def model_path(self) -> Path:
+        """The typed model to ship, in the run's folder; made to pass only if ``passed``."""
+        return self.folder / TYPED_MODEL
+
+    def open(self) -> bool:
+        """Opens report.html in the browser; returns False if no browser starts.
+
+        Raises:
+            BadInputError: the report is no longer in the run's folder.
+        """
+        report = self.folder / "report.html"
+        if not report.is_file():
+            raise BadInputError(
+                f"{report}: no such file; `bisect-trt report {self.folder}` writes it again"
+            )
+        return webbrowser.open(report.resolve().as_uri())
+
+    @property
     def is_fitted(self) -> bool:
         """Whether the plan is for weights rounded to fit."""
-        chosen = recommended(self.choices)
+        chosen = recommended(self.choice_rows)
         return chosen is not None and chosen.fitted
 
     @property
     def is_repaired(self) -> bool:
         """Whether the plan is for the repaired graph."""
-        chosen = recommended(self.choices)
+        chosen = recommended(self.choice_rows)
         return chosen is not None and chosen.repaired
 
     @property
@@ -265,7 +293,7 @@ class Record:
                     "weights": "fit" if choice.fitted else "nearest",
                     "pinned": sorted(plan.pinned),
                 }
-                for choice, plan in zip(self.choices, wholes, strict=True)
+                for choice, plan in zip(self.choice_rows, wholes, strict=True)
             ]
         if self.judged:
             document["outputs"] = list(self.judged)
@@ -313,7 +341,7 @@ class Record:
             "allow_misses": round(1.0 - self.given_share, 12),  # 1 - 0.9 is not 0.1 in binary
             "validation": self._validation_json(),
             "verdict": word_of(self.validation),
-            "choices": [choice.as_json() for choice in self.choices],
+            "choices": [choice.as_json() for choice in self.choice_rows],
             **self.repair.as_json(),
             "weights": self.weights.as_json(),
             "validation_settings": self._validation_settings(),
@@ -483,7 +511,7 @@ def _record(data: Json, folder: Path) -> Record:
         out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),
         model_digest=data["model_sha256"],
         threads=int(data["machine"]["threads"]),
-        choices=[choice_from_json(row) for row in data["choices"]],
+        choice_rows=[choice_from_json(row) for row in data["choices"]],
         repair=facts_from_json(data),
         weights=weights_from_json(data["weights"]),
         error_share=_error_share(data["error_share"]) if data.get("error_share") else None,

@@ -330,11 +330,11 @@ def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -
     fp32 = _in_fp32(state, run_statistics, own)
     if fp32 is not None and _rank(fp32) >= _rank(best):
         rows = [replace(choice, recommended=choice.name == FP32) for choice in rows]
-        return replace(fp32, choices=rows)
+        return replace(fp32, choice_rows=rows)
     if not name:
-        return replace(own, choices=_recommending(rows, own))
+        return replace(own, choice_rows=_recommending(rows, own))
     rows = [replace(choice, recommended=choice.name == name) for choice in rows]
-    return replace(_on_other(own, best, name), choices=rows)
+    return replace(_on_other(own, best, name), choice_rows=rows)
 
 
 def _is_measured_slower(row: Choice | None, other: Choice | None) -> bool:
@@ -487,7 +487,7 @@ def _of_run(state: RunState, run_statistics: RunStatistics) -> dict[str, Any]:
         "folder": run_statistics.folder,
         "versions": {**versions(), **run_statistics.versions},
         "engine": engine_facts(state, run_statistics),
-        "metrics": [as_word(metric) for metric in settings.metrics],
+        "metrics": [as_word(metric) for metric in settings.metric],
         "validation": state.validation,
         "inputs": state.inputs if state.inputs is not None else pd.DataFrame(),
         "tradeoff": state.tradeoff.table if state.tradeoff is not None else pd.DataFrame(),

@@ -240,8 +240,8 @@ def print_verdict(console: Console, result: Record, *, verbose: bool = False) ->
     console.print(printable(headline), style=f"bold {_COLOURS[text.tone(result)]}")
     for line in lines:
         console.print(printable(line))
-    if result.choices:
-        console.print(_frame(choices_table(result.choices, result.repair.rules)))
+    if result.choice_rows:
+        console.print(_frame(choices_table(result.choice_rows, result.repair.rules)))
     for line in edit_lines(result.repair):
         console.print(printable(line), soft_wrap=True)
     for line in refusal_lines(result.repair) if verbose else ():

@@ -178,7 +178,7 @@ def open_emulator_pool(
         ]
     # An emulated evaluation does not end its worker: what did was something else, so try again.
     worker_pool = WorkerPool(members, attempts=3, retry_timeouts=True)
-    return EmulatorPool(worker_pool, settings.evaluation_timeout_s, device)
+    return EmulatorPool(worker_pool, settings.evaluation_timeout, device)
 
 
 def gpus_in_turn(gpus: Sequence[str], workers: int) -> list[dict[str, str]]:
@@ -218,7 +218,7 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
     """
     settings = problem.settings
     if settings.runner == "onnxruntime-cuda":
-        return OrtCudaRunner(problem.graph, timeout_s=settings.evaluation_timeout_s)
+        return OrtCudaRunner(problem.graph, timeout_s=settings.evaluation_timeout)
     if settings.runner == "emulated":
         return None
     if settings.runner == "auto" and not _engine_likely(settings.trt_module):
@@ -228,9 +228,9 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
             problem.graph,
             (*problem.samples, *problem.holdout),
             settings.trt_module,
-            profiles=settings.profiles,
+            profiles=settings.profile,
             caches=caches,
-            timeout_s=settings.evaluation_timeout_s,
+            timeout_s=settings.evaluation_timeout,
             weak=settings.typing == "weak",
             hire=partial(_engine_pool, settings),
             threads=settings.threads,
@@ -262,7 +262,7 @@ def timer_of(
         builders=builders if module == RTX else 1,
         # The one that times, the engine's, and this one where it emulates there.
         own_processes=2 + engines_beside + (settings.emulate_on == "cuda"),
-        timeout_s=settings.evaluation_timeout_s,
+        timeout_s=settings.evaluation_timeout,
     )
 
 
@@ -296,7 +296,7 @@ def idle_options(settings: Settings) -> str:
         "--max-builds": settings.max_builds is not None,
         "--typing weak": settings.typing == "weak",
         "--trt-module": settings.trt_module is not None,
-        "--profile": len(settings.profiles) > 0,
+        "--profile": len(settings.profile) > 0,
     }
     idle = [name for name, is_given in given.items() if is_given]
     change = "changes" if len(idle) == 1 else "change"

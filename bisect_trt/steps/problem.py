@@ -297,8 +297,8 @@ def _problem(
     searched = [name for name in names if name not in held_pins | kept_reduced]
     begin, of_older = begun_at(older, searched)
     requirements, metrics = _requirements(settings, graph, lifted)
-    if settings.profiles:  # nonsense is an error with every runner
-        profile_of(graph.proto, inputs, settings.profiles)
+    if settings.profile:  # nonsense is an error with every runner
+        profile_of(graph.proto, inputs, settings.profile)
     return Problem(
         settings=settings,
         model=model,
@@ -379,7 +379,7 @@ def _requirements(
     settings: Settings, graph: Graph, lifted: Lifted | None
 ) -> tuple[Requirements, tuple[UserMetric, ...]]:
     """The requirements on the judged outputs, and the user's metrics in them."""
-    metrics, collective = load_metrics(settings.metrics)
+    metrics, collective = load_metrics(settings.metric)
     decided = [name for name in graph.outputs if graph.types.type_of(name) not in FLOATS]
     found = parse_requirements(settings.require, graph.outputs, metrics, collective, decided)
     # What the source stores as FP16 is infinite where FP16 ends, whatever the FP32 reference says.

@@ -161,14 +161,14 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
         return Check(what, None, f"{plan.base.value.upper()} is no type")
     layers = graph.layers
     producers = {tensor: layer.name for layer in layers for tensor in layer.outputs}
-    profile = profile_of(graph.proto, problem.samples, settings.profiles)
+    profile = profile_of(graph.proto, problem.samples, settings.profile)
     values = values_of(problem.samples)
 
     def types_of(worker: IsolatedWorker, model: onnx.ModelProto) -> dict[str, Sequence[str]]:
         with file_form(model) as source:
             request = EngineRequest(source, profile, False, producers=producers, values=values)
             found: dict[str, Sequence[str]] = worker.call(
-                "types", request, timeout_s=settings.evaluation_timeout_s
+                "types", request, timeout_s=settings.evaluation_timeout
             )
             return found
 
@@ -276,8 +276,8 @@ def _as_saved(settings: Settings, saved: SavedPlan) -> Settings:
     if settings.allow_misses is None:
         settings = replace(settings, allow_misses=round(1.0 - saved.given_share, 12))
     if not settings.require and saved.requirements:
-        metrics = settings.metrics or saved.metrics
-        settings = replace(settings, require=saved.requirements, metrics=metrics)
+        metrics = settings.metric or saved.metrics
+        settings = replace(settings, require=saved.requirements, metric=metrics)
     outputs = settings.outputs or saved.outputs
     return replace(settings, outputs=outputs, holdout=settings.holdout or ("none",))
 

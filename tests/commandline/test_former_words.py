@@ -40,7 +40,7 @@ RUN_OF_0_4_0 = """{
 
 OPTIONS = {
     "--variants": ("shift", "augmented", "shift"),
-    "--probe-timeout": ("60", "evaluation_timeout_s", 60.0),
+    "--probe-timeout": ("60", "evaluation_timeout", 60.0),
     "--pin": ("Pow", "keep_fp32", ("Pow",)),
     "--lower": ("MatMul", "keep_reduced", ("MatMul",)),
 }
@@ -117,7 +117,7 @@ def test_former_keys_work(tmp_path: Path) -> None:
     )
     settings = read_project(tmp_path / "bisect.toml", None, {}).runs["a"]
     assert settings.augmented == "shift"
-    assert settings.evaluation_timeout_s == 60.0
+    assert settings.evaluation_timeout == 60.0
     assert (settings.keep_fp32, settings.keep_reduced) == (("Pow",), ("Mul",))
 
 

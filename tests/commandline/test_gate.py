@@ -189,7 +189,7 @@ def test_paths_are_beside_the_file(tmp_path: Path) -> None:
     at = str(tmp_path)
     assert settings.model == f"{at}/m.onnx" and settings.start_from == tmp_path / "p.json"
     assert settings.inputs == [f"{at}/x", "pkg.mod:load", f"{at}/l.py:load"]
-    assert settings.metrics == (f"{at}/t.py:f1",) and settings.augmented == "shift,flip"
+    assert settings.metric == (f"{at}/t.py:f1",) and settings.augmented == "shift,flip"
     assert settings.holdout == ("none",) and settings.out == tmp_path / "reports/gate/a"
     (tmp_path / "v.py").write_text("def f(arrays, random): return arrays\n")
     (tmp_path / "bisect.toml").write_text(lines + 'augmented = "shift, v.py:f,noise"\n')
@@ -315,19 +315,19 @@ def test_a_latency_without_an_engine_is_not_passed(
 def test_what_was_not_timed_is_not_judged_by_an_estimate() -> None:
     """Such as a row whose engine is not among those that were timed."""
     row = Choice(PLAN, PrecisionPlan("fp16"), (), False, 0.5, Passes.VALIDATED, recommended=True)
-    found = replace(synthetic_result(20), choices=[replace(row, saving_kept=0.99)])
+    found = replace(synthetic_result(20), choice_rows=[replace(row, saving_kept=0.99)])
     limits = parse_time_limits(["latency_ms<=9", "saving_kept>=0.9"])
     entry = judged_entry("a", found, limits[1:])
     assert entry.exit_code == 0 and "0.99, estimated" in entry.said
     other = replace(row, name=FP32, recommended=False, latency_ms=4.0)
-    entry = judged_entry("a", replace(found, choices=[*found.choices, other]), limits)
+    entry = judged_entry("a", replace(found, choice_rows=[*found.choice_rows, other]), limits)
     assert entry.exit_code == 3 and [limit.met for limit in entry.limits] == [None, None]
     assert "Time not judged: latency_ms<=9 (its engine was not timed)" in entry.said
     page = gate_page(Gate(Path(), [entry], 1))
     assert page.answer == "Not decided: a could not be judged." and not page.good
     suite = ElementTree.fromstring(as_junit(found, entry.limits))
     assert suite.get("errors") == "2"
-    missed = replace(found, passed=False, choices=[])
+    missed = replace(found, passed=False, choice_rows=[])
     entry = judged_entry("a", missed, limits)
     assert entry.exit_code == 1, "nothing is there to be timed"
     suite = ElementTree.fromstring(as_junit(missed, entry.limits))

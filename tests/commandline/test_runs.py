@@ -217,9 +217,9 @@ def test_the_times_of_both_runs_and_the_limit_that_a_gate_missed(tmp_path: Path)
         saving_kept=0.95,
         is_estimated=False,
     )
-    before = replace(synthetic_result(20), choices=[row])
+    before = replace(synthetic_result(20), choice_rows=[row])
     slower = replace(row, latency_ms=4.25, saving_kept=0.5, is_estimated=True)
-    after = replace(before, choices=[slower])
+    after = replace(before, choice_rows=[slower])
     found = diff_runs(before, after)
     assert found.speed.to_numpy().tolist() == [
         ["recommended", "plan", "plan", ""],

@@ -241,7 +241,7 @@ def test_equal_samples_are_run_once(
 
     a, b, c = sample("a", 1.0), sample("b", 0.7), sample("c", 0.3)
     same = sample("a too", 1.0)
-    collective = {"metrics": [f"{__name__}:largest@all"], "require": "largest<=1"}
+    collective = {"metric": [f"{__name__}:largest@all"], "require": "largest<=1"}
     settings = Settings(
         fixture.model,
         [fixture.inputs] * size,

@@ -256,7 +256,7 @@ def test_the_cases_are_told_apart_on_the_engine(
             fixture.inputs,
             precision=fixture.precision,
             require=fixture.require,
-            metrics=fixture.metrics,
+            metric=fixture.metrics,
             runner="tensorrt",
             out=tmp_path / "run",
             robust=0,
@@ -312,6 +312,6 @@ def test_candidates_and_choices_are_timed_beside_each_other(tmp_path: Path) -> N
     times = {one.name: one for one in result.engine.times}
     assert {"as it is", "FP32"} <= times.keys()
     assert all(0.0 < (one.graph_ms or one.plain_ms) <= one.plain_ms for one in times.values())
-    rows = {choice.name: choice for choice in result.choices}
+    rows = {choice.name: choice for choice in result.choice_rows}
     assert rows["FP32"].latency_ms == pytest.approx(times["FP32"].graph_ms)
-    assert [one for one in result.choices if one.recommended]
+    assert [one for one in result.choice_rows if one.recommended]

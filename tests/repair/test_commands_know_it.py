@@ -469,7 +469,7 @@ def test_a_small_budget_ends_a_run_in_order(minutes: float, tmp_path: Path) -> N
         model, [feed], runner="emulated", augmented="none", budget=minutes, out=tmp_path, limits=FEW
     )
     assert to_json(read_run(tmp_path).as_json()) == to_json(result.as_json())
-    chosen = [choice for choice in result.choices if choice.recommended]
+    chosen = [choice for choice in result.choice_rows if choice.recommended]
     assert len(chosen) == int(result.exit_code == 0)
     assert (tmp_path / "model.repaired.onnx").exists() == bool(result.repair.rows)
 
@@ -496,7 +496,7 @@ def test_an_engine_on_a_cluster_is_opened_once(
     else:
         assert len(opened) == 1 and told == [pipeline.NOT_ON_RAY]
         assert result.passed and not result.is_repaired
-        names = {choice.name for choice in result.choices}
+        names = {choice.name for choice in result.choice_rows}
         assert names - {"knee"} == {"as it is", "plan", "FP32"}
 
 

@@ -42,16 +42,16 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 
 def test_fitted_weights_are_a_choice(fitted: Result) -> None:
-    rows = {choice.name: choice for choice in fitted.choices}
+    rows = {choice.name: choice for choice in fitted.choice_rows}
     assert rows["weights fitted"].fitted and not rows["plan"].fitted
     assert fitted.weights.rows and fitted.weights.samples and fitted.exit_code == 0
-    assert [choice.recommended for choice in fitted.choices].count(True) == 1
+    assert [choice.recommended for choice in fitted.choice_rows].count(True) == 1
 
 
 def test_the_fitted_model_has_numbers_of_fp16_and_computes_nearly_the_same(fitted: Result) -> None:
     made = onnx.load(fitted.folder / "model.fitted.onnx")
     onnx.checker.check_model(made, full_check=True)
-    row = next(choice for choice in fitted.choices if choice.fitted)
+    row = next(choice for choice in fitted.choice_rows if choice.fitted)
     # A layer that its row keeps in FP32 has its FP32 weights.
     kept = [r for r in fitted.weights.rows if r.kept and r.layer not in row.pinned]
     chosen = {r.weight for r in kept}
@@ -80,7 +80,7 @@ def test_the_same_command_gives_the_same_bits_without_an_inference(
     assert {name: (fitted.folder / name).read_bytes() for name in files} == files
     elsewhere = answered(tmp_path / "run")
     assert (tmp_path / "run" / "model.fitted.onnx").read_bytes() == files["model.fitted.onnx"]
-    assert [c.as_json() for c in elsewhere.choices] == [c.as_json() for c in fitted.choices]
+    assert [c.as_json() for c in elsewhere.choice_rows] == [c.as_json() for c in fitted.choice_rows]
 
 
 def test_weights_of_other_held_layers_are_judged_anew(tmp_path: Path) -> None:

@@ -498,7 +498,7 @@ def test_a_repair_that_keeps_more_than_may_be_spent_is_no_answer(
     found = bisect_trt.bisect(
         model, [feed], runner="emulated", out=tmp_path, limits=EIGHT, **options
     )
-    assert {choice.name for choice in found.choices} > {"repaired"}, "it is shown in any case"
+    assert {choice.name for choice in found.choice_rows} > {"repaired"}, "it is shown in any case"
     assert found.is_repaired == repaired and found.passed == repaired
 
 
@@ -508,7 +508,7 @@ def test_nothing_else_is_kept_beside_the_chain(tmp_path: Path) -> None:
     found = bisect_trt.bisect(
         model, [feed], runner="emulated", out=tmp_path, limits=EIGHT, augmented="none"
     )
-    rows = {choice.name: choice for choice in found.choices}
+    rows = {choice.name: choice for choice in found.choice_rows}
     assert rows["repaired"].pinned and rows["repaired"].plan.chosen == frozenset()
     again = bisect_trt.bisect(
         model, [feed], runner="emulated", out=tmp_path / "none", limits=FEW, repair="none"

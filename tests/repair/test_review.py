@@ -78,7 +78,7 @@ def test_what_takes_too_long_leaves_time_for_the_search(
     repair = "auto" if part == "find_repair" else "none"
     found = answered(blocks(), tmp_path, budget=1000.0, repair=repair)
     assert left["s"] <= 0.5 * 60_000.0
-    assert [c.name for c in found.choices if c.recommended] == ["plan"]
+    assert [c.name for c in found.choice_rows if c.recommended] == ["plan"]
     assert found.plan.pinned and len(found.pinned) < found.layer_count
     told = "not-repaired" if part == "find_repair" else "not-fitted"
     assert sum(f.kind == told and "too little time" in f.message for f in found.findings) == 1
@@ -86,7 +86,7 @@ def test_what_takes_too_long_leaves_time_for_the_search(
 
 def test_weights_of_another_precision_are_left_alone(tmp_path: Path) -> None:
     found = answered(blocks(), tmp_path, precision="bf16")
-    assert "weights fitted" not in [choice.name for choice in found.choices]
+    assert "weights fitted" not in [choice.name for choice in found.choice_rows]
 
 
 def test_a_dry_run_says_that_fitting_takes_time(files: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_dry_run_says_that_fitting_takes_time(files: Path) -> None:
 
 def test_weights_stay_where_the_rest_reads_inner_tensors(tmp_path: Path) -> None:
     found = answered(blocks(), tmp_path, outputs=["/b.2/MatMul_1_output_0"])
-    assert found.exit_code == 0 and "weights fitted" not in [c.name for c in found.choices]
+    assert found.exit_code == 0 and "weights fitted" not in [c.name for c in found.choice_rows]
     assert any("inner tensors" in f.message for f in found.findings if f.kind == "not-fitted")
     assert not (tmp_path / "model.fitted.onnx").exists()
 
@@ -167,7 +167,7 @@ def test_where_no_rounding_is_better_there_is_no_row(tmp_path: Path) -> None:
         exact = numpy_helper.to_array(tensor).astype(np.float16).astype(np.float32)
         tensor.CopyFrom(numpy_helper.from_array(exact, tensor.name))
     found = answered(model, tmp_path)
-    assert "weights fitted" not in [choice.name for choice in found.choices]
+    assert "weights fitted" not in [choice.name for choice in found.choice_rows]
     assert [f.kind for f in found.findings].count("not-fitted") == 1
     assert not (tmp_path / "model.fitted.onnx").exists()
 
@@ -202,7 +202,7 @@ def test_weights_of_a_layer_that_stays_in_fp32_are_not_worth_fitting(tmp_path: P
     feed = {"x": FEED["x"].astype(np.float16)}
     found = answered(half(blocks(), "/b.1/MatMul"), tmp_path, feed=feed)
     # All other weights are FP16 numbers.
-    assert "weights fitted" not in [choice.name for choice in found.choices]
+    assert "weights fitted" not in [choice.name for choice in found.choice_rows]
     assert not (tmp_path / "model.fitted.onnx").exists()
 
 
@@ -231,7 +231,7 @@ def verified(files: Path, model: str, *more: object) -> tuple[int, dict[str, obj
 def test_layers_kept_in_fp32_have_their_weights_in_the_files(tmp_path: Path) -> None:
     model = blocks()
     found = answered(model, tmp_path, require="rel_range<=3e-4")
-    (row,) = [choice for choice in found.choices if choice.name == "weights fitted"]
+    (row,) = [choice for choice in found.choice_rows if choice.name == "weights fitted"]
     before = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     made = onnx.load(tmp_path / "model.fitted.onnx")
     after = {t.name: numpy_helper.to_array(t) for t in made.graph.initializer}

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +42,9 @@ def answered(
 
 
 def test_the_repaired_graph_is_recommended_beside_the_others(repaired: Result) -> None:
-    rows = {choice.name: choice for choice in repaired.choices}
+    rows = {choice.name: choice for choice in repaired.choice_rows}
     assert list(rows) == ["as it is", "repaired", "BF16", "FP32"], "the plan is FP32 here"
-    assert recommended(repaired.choices) is rows["repaired"]
+    assert recommended(repaired.choice_rows) is rows["repaired"]
     assert repaired.is_repaired and repaired.pinned == [] and repaired.exit_code == 0
     assert rows["as it is"].passes is Passes.NO and rows["as it is"].worst_score > 1.0
     assert rows["repaired"].pinned == () and rows["repaired"].worst_score < 0.5
@@ -68,9 +72,43 @@ def test_the_files_are_those_of_the_recommended_row(repaired: Result) -> None:
     assert record["repair_proof"]["missed_after"] == 0
 
 
+def test_choices_are_a_table_with_the_keys_of_run_json(repaired: Result) -> None:
+    record = json.loads((repaired.folder / "run.json").read_text())
+    table = repaired.choices
+    assert list(table.columns) == list(record["choices"][0])
+    assert list(table["name"]) == [row["name"] for row in record["choices"]]
+    assert list(table.loc[table["recommended"], "name"]) == ["repaired"]
+    assert table.loc[~table["recommended"], "worst_score"].max() > 1.0
+    assert table["latency_ms"].dtype == float and table["latency_ms"].isna().all()
+    nothing = replace(repaired, choice_rows=()).choices
+    assert len(nothing) == 0 and list(nothing.columns) == list(table.columns)
+
+
+def test_the_result_has_the_model_to_ship_and_opens_its_report(
+    repaired: Result, tmp_path: Path
+) -> None:
+    onnx.checker.check_model(repaired.model_path)
+    assert repaired.model_path.name == "model.typed.onnx"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/shown\n')
+    browser.chmod(0o755)
+    # Python looks for browsers once in a process.
+    program = (
+        "import pathlib, sys\n"
+        "from bisect_trt.report.record import read_run\n"
+        "sys.exit(not read_run(pathlib.Path(sys.argv[1])).open())\n"
+    )
+    words = [sys.executable, "-c", program, str(repaired.folder)]
+    subprocess.run(words, env={**os.environ, "BROWSER": str(browser)}, check=True)
+    report = (repaired.folder / "report.html").resolve()
+    assert (tmp_path / "shown").read_text().strip() == report.as_uri()
+    with pytest.raises(BadInputError, match=f"`bisect-trt report {tmp_path}` writes it again"):
+        replace(repaired, folder=tmp_path).open()
+
+
 def test_the_record_is_read_back_equal(repaired: Result) -> None:
     found = read_run(repaired.folder)
-    assert found.choices == [*map(as_kept, repaired.choices)]
+    assert found.choice_rows == [*map(as_kept, repaired.choice_rows)]
     assert found.repair == repaired.repair
 
 
@@ -84,7 +122,7 @@ def test_the_same_command_runs_nothing_again(repaired: Result) -> None:
     model, feed = folded()
     again = answered(model, feed, repaired.folder)
     assert again.new_evaluations == 0
-    assert [c.as_json() for c in again.choices] == [c.as_json() for c in repaired.choices]
+    assert [c.as_json() for c in again.choice_rows] == [c.as_json() for c in repaired.choice_rows]
     assert again.repair == repaired.repair
 
 
@@ -92,7 +130,7 @@ def test_none_leaves_the_graph_alone(tmp_path: Path) -> None:
     model, feed = folded()
     found = answered(model, feed, tmp_path, repair="none", weights="nearest")
     assert len(found.pinned) >= 1 and found.repair.rows == ()
-    names = [choice.name for choice in found.choices]
+    names = [choice.name for choice in found.choice_rows]
     assert set(names) - {"knee", "plan"} == {"as it is", "BF16", "FP32"}
     assert not (tmp_path / "model.repaired.onnx").exists()
 
@@ -105,7 +143,7 @@ def test_rules_that_do_not_fit_repair_nothing(tmp_path: Path) -> None:
 
 def test_rules_named_for_another_precision_are_refused(tmp_path: Path) -> None:
     model, feed = folded()
-    with pytest.raises(BadInputError, match="--repair edits only for FP16, and its precision is"):
+    with pytest.raises(BadInputError, match="repair edits only for FP16, and its precision is"):
         answered(model, feed, tmp_path, repair="mask", precision="bf16")
 
 
@@ -113,7 +151,7 @@ def test_a_model_that_is_right_has_its_rows_too(tmp_path: Path) -> None:
     fixture = healthy()
     found = answered(fixture.model, fixture.inputs, tmp_path)
     assert found.cause is Cause.NONE and found.repair.rows == ()
-    best = recommended(found.choices)
+    best = recommended(found.choice_rows)
     assert best is not None and best.name == "as it is"
 
 
@@ -121,7 +159,7 @@ def test_a_model_that_is_right_has_its_rows_too(tmp_path: Path) -> None:
 def test_the_plan_of_the_original_is_a_row(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     found = answered(fixture.model, fixture.inputs, tmp_path)
-    rows = {choice.name: choice for choice in found.choices}
+    rows = {choice.name: choice for choice in found.choice_rows}
     assert list(rows) == ["as it is", "repaired", "plan", "BF16", "FP32"]
     assert rows["repaired"].recommended and rows["repaired"].pinned == ()
     assert 1 <= len(rows["plan"].pinned) <= 6 and rows["plan"].passes is not Passes.NO
@@ -132,8 +170,8 @@ def test_a_repair_that_makes_it_worse_is_not_recommended(tmp_path: Path) -> None
     """SAM's attention: in range after the repair, and rounding needs more layers there."""
     block = next(b for b in BLOCKS if b.name == "sam_attention")
     found = answered(block.model(), next(iter(block.given())), tmp_path)
-    rows = {choice.name: choice for choice in found.choices}
-    best = recommended(found.choices)
+    rows = {choice.name: choice for choice in found.choice_rows}
+    best = recommended(found.choice_rows)
     assert best is not None and best.name == "plan" and not found.is_repaired
     assert len(rows["repaired"].pinned) >= len(rows["plan"].pinned)
     assert (tmp_path / "model.repaired.onnx").exists()

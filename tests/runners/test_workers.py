@@ -280,7 +280,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(
     address: str, error: type[Exception], tmp_path: Path
 ) -> None:
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
-    with pytest.raises(error, match="--ray"):
+    with pytest.raises(error, match=f"^ray='{address}': "):
         run(tmp_path / "run", workers=2, ray=address)
 
 

@@ -59,7 +59,7 @@ def test_a_metric_of_all_inputs_decides(tmp_path: Path, monkeypatch: pytest.Monk
     )
     monkeypatch.chdir(tmp_path)
     limit = FIXTURE.require.partition("<=")[2]
-    options = {"require": f"farthest<={limit}", "metrics": "my_all:farthest@all"}
+    options = {"require": f"farthest<={limit}", "metric": "my_all:farthest@all"}
     result = run(tmp_path / "out", 3, **options)
     assert result.passed and result.pinned and result.score <= 1.0
     assert result.validation is not None and result.validation.prediction_limit == np.inf
@@ -191,7 +191,7 @@ def test_a_metric_of_all_inputs_never_sees_what_is_not_finite(
     options = {
         "runner": "emulated",
         "require": ("farthest<=1e3", "farthest<=2e3"),
-        "metrics": "my_strict:farthest@all",
+        "metric": "my_strict:farthest@all",
         "out": tmp_path / "out",
     }
     result = bisect_trt.bisect(fixture.model, given, **options, limits=FEW)

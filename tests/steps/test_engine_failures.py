@@ -128,7 +128,7 @@ def test_what_is_asked_to_be_lowered_and_is_not_taken_is_no_matter_of_numbers(
     fixture = healthy()
     name = fixture.model.graph.node[1].name
     with pytest.raises(
-        BadInputError, match=rf"--keep-reduced: the engine does not take '{name}' in FP16"
+        BadInputError, match=rf"keep_reduced: the engine does not take '{name}' in FP16"
     ):
         judged(fixture, Picky(fixture, [name]), keep_reduced=[name])
 

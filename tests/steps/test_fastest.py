@@ -107,7 +107,7 @@ def check_fastest(result: bisect_trt.Result, clock: Clock) -> None:
     assert chosen.latency_ms == min(one.latency_ms for one in right if one.latency_ms)
     assert set(result.pinned) == set(chosen.layers)
     assert result.passed and result.validation is not None
-    row = next(choice for choice in result.choices if choice.recommended)
+    row = next(choice for choice in result.choice_rows if choice.recommended)
     assert row.latency_ms == pytest.approx(chosen.latency_ms) and not row.is_estimated
     assert read_run(result.folder).engine == result.engine
 
@@ -144,8 +144,8 @@ def test_where_fp32_is_as_fast_it_is_the_answer(tmp_path: Path) -> None:
     result = timed_run(Timer(lambda plan: 2.0 + 0.0001 * len(plan.pinned)), tmp_path)
     assert len(result.pinned) == result.layer_count == 120
     assert "buys nothing" in result.sentence and "Ship it in FP32" in answer_lines(result)[0]
-    assert [c.name for c in result.choices if c.recommended] == ["FP32"]
-    assert {"plan", "as it is"} <= {c.name for c in result.choices}
+    assert [c.name for c in result.choice_rows if c.recommended] == ["FP32"]
+    assert {"plan", "as it is"} <= {c.name for c in result.choice_rows}
     assert result.exit_code == 0
     again = read_run(tmp_path)
     assert again.plan == result.plan and again.sentence == result.sentence
@@ -156,7 +156,7 @@ def test_fp16_that_is_right_and_no_faster_is_not_worth_it(tmp_path: Path) -> Non
     result = timed_run(timer, tmp_path, fixture=replace(residual(), require="rel_range<=5e-2"))
     assert timer.timed == [["as it is", "FP32"]]
     assert len(result.pinned) == result.layer_count
-    assert [c.name for c in result.choices if c.recommended] == ["FP32"]
+    assert [c.name for c in result.choice_rows if c.recommended] == ["FP32"]
 
 
 def test_fp16_that_is_right_and_faster_stays(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_bf16_that_is_right_and_faster_is_the_answer(tmp_path: Path) -> None:
     result = timed_run(
         Timer(dear_layers), tmp_path, Coarse, fixture=replace(residual(), require="rel_range<=3e-2")
     )
-    (row,) = [c for c in result.choices if c.recommended]
+    (row,) = [c for c in result.choice_rows if c.recommended]
     assert row.name == "BF16" and result.plan == PrecisionPlan(Precision.BF16)
     assert result.passed and result.validation is not None and result.engine is not None
     assert {"BF16", "FP32", "plan"} <= {one.name for one in result.engine.times}
@@ -217,7 +217,7 @@ def test_a_wrong_shape_is_refused_before_the_run(text: str, word: str, tmp_path:
     fixture: Fixture = residual()
     with pytest.raises(BadInputError, match=word) as caught:
         bisect_trt.bisect(fixture.model, fixture.inputs, time_shape=(text,), out=tmp_path / "run")
-    assert "--time-shape" in str(caught.value) and not (tmp_path / "run").exists()
+    assert "time_shape=" in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_all_but_matrix_layers_may_be_faster_than_one_layer(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_fp32_that_new_inputs_refute_is_not_the_answer(tmp_path: Path) -> None:
                     yield {n: a + (1.0 if wrong else 0.0) for n, a in outputs.items()}
 
     result = timed_run(Timer(lambda _: 2.0), tmp_path, Wrong)
-    assert [c.name for c in result.choices if c.recommended] == ["plan"]
+    assert [c.name for c in result.choice_rows if c.recommended] == ["plan"]
 
 
 def test_layers_that_must_stay_reduced_are_not_in_an_fp32_answer(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_bf16_is_not_the_answer_where_no_clock_says_so(tmp_path: Path) -> None:
 
     fixture = replace(residual(), require="rel_range<=3e-2")
     result = timed_run(timer, tmp_path, Coarse, fixture=fixture)
-    assert [c.name for c in result.choices if c.recommended] == ["plan"]
+    assert [c.name for c in result.choice_rows if c.recommended] == ["plan"]
 
 
 def test_a_budget_that_ends_while_engines_are_timed_leaves_the_answer(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def cost_of(case: Fixture | Report, require: str, out: Path) -> float:
         out=out,
         limits=EIGHT,
     )
-    row = recommended(found.choices)
+    row = recommended(found.choice_rows)
     return 1.0 if row is None or row.saving_kept is None else 1.0 - row.saving_kept
 
 

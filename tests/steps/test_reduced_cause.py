@@ -140,7 +140,7 @@ def test_where_one_input_has_no_score_what_does_most_is_asked_of_all(
         inputs[:count],
         precision="bf16",
         require="furthest<=1e-2",
-        metrics=[f"{code}:furthest@all"],
+        metric=[f"{code}:furthest@all"],
         runner="emulated",
         out=tmp_path / "out",
         limits=FEW,

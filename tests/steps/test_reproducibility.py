@@ -206,10 +206,10 @@ def test_a_metric_of_all_inputs_sees_the_worst_runs(judged: Judged, tmp_path: Pa
     fixture = replace(fixture, inputs=eight(fixture)[:2])
     metrics = [f"{tmp_path}/met.py:offset@all"]
     engine = Unsteady(fixture, only(Precision.FP16, 2))
-    result, _ = judged(fixture, engine, metrics=metrics)
+    result, _ = judged(fixture, engine, metric=metrics)
     assert result.cause.value == "not-reproducible" and "4 of 12 runs miss" in result.sentence
     assert result.engine.reproducibility.best <= 1.0 < result.engine.reproducibility.worst
-    again, _ = judged(fixture, Unsteady(fixture, only(Precision.FP16, 2)), metrics=metrics)
+    again, _ = judged(fixture, Unsteady(fixture, only(Precision.FP16, 2)), metric=metrics)
     assert again.sentence == result.sentence and again.new_evaluations == 0
 
 

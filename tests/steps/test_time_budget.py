@@ -271,7 +271,7 @@ def test_reading_inputs_ends_with_the_budget_too(tmp_path: Path) -> None:
         def progress(self, done: int, expected: int, note: str) -> None:
             heard.append(done)
 
-    with pytest.raises(BadInputError, match=r"--budget 0.03: what the search has of it was over"):
+    with pytest.raises(BadInputError, match=r"budget=0.03: what the search has of it was over"):
         bisect_trt.bisect(
             FIXTURE.model,
             forever,

@@ -84,7 +84,7 @@ def run(folder: Path) -> Any:
     metric = str(folder / "own_metric.py:m")
     require, out = "m<=0.5", folder / "run"
     return bisect_trt.bisect(
-        fixture.model, fixture.inputs, metrics=metric, require=require, out=out, robust=0
+        fixture.model, fixture.inputs, metric=metric, require=require, out=out, robust=0
     )
 
 
@@ -146,7 +146,7 @@ def test_functions_of_a_notebook(tmp_path: Path) -> None:
         result = bisect_trt.bisect(
             fixture.model,
             fixture.inputs,
-            metrics=[metric],
+            metric=[metric],
             require="spread<=0.5",
             out=tmp_path / "run",
             robust=0,
@@ -155,7 +155,7 @@ def test_functions_of_a_notebook(tmp_path: Path) -> None:
     assert seen and (tmp_path / "run" / "run.json").exists()
     with pytest.raises(BadInputError, match="two metrics have this name"):
         bisect_trt.bisect(
-            fixture.model, fixture.inputs, metrics=[metric, metric], require="spread<=1"
+            fixture.model, fixture.inputs, metric=[metric, metric], require="spread<=1"
         )
 
 
@@ -180,7 +180,7 @@ def test_a_metric_that_is_best_near_its_limit_pins_no_more_than_the_error_it_is_
     def search(
         out: str, require: str, *metrics: Callable[..., float], of: Any = None
     ) -> bisect_trt.Result:
-        given: dict[str, Any] = {"require": require, "metrics": metrics, "runner": "emulated"}
+        given: dict[str, Any] = {"require": require, "metric": metrics, "runner": "emulated"}
         return bisect_trt.bisect(fixture.model, of or inputs, out=tmp_path / out, **given)
 
     shares = (1.0, 0.9, 0.95, 1.05, 1.1, 0.85, 1.15, 0.8)
