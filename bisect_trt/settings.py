@@ -8,21 +8,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
-
-import onnx
-from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.limits import Limits, thread_count
 from bisect_trt.base.plan import Precision
 
-Feed = Mapping[str, NDArray[Any]]
+if TYPE_CHECKING:  # --help must not wait for libraries that it does not use
+    import onnx
+    from numpy.typing import NDArray
+
+Feed: TypeAlias = "Mapping[str, NDArray[Any]]"
 """One sample: arrays by the model's input names."""
 
-Source = str | Path | Feed | Callable[[], Iterable[Feed]] | Iterator[Feed]
+Source: TypeAlias = "str | Path | Feed | Callable[[], Iterable[Feed]] | Iterator[Feed]"
 """A file, folder, glob or ``module:function``; a sample; a function or generator of samples."""
+
+PROJECT_FILE = "bisect.toml"
+"""The file that names a project's models for the gate."""
 
 
 def _misses_of_holds(value: str) -> str:
@@ -68,6 +71,8 @@ class Option:
     above: bool = False  # whether the value must exceed ``least``
     help_of: Mapping[str, str] = field(default_factory=dict)  # help of commands that differ
     commands: frozenset[str] = _PLANNING  # commands that have it
+    group: str = "Search"  # heading in the help
+    rare: bool = False  # whether only --help-all shows it
 
 
 def option(default: Any, flag: str, help: str, **more: Any) -> Any:
@@ -148,12 +153,15 @@ class Settings:
             "cure": "The engine: auto is tensorrt, the only one.",
         },
         commands=_EVERYWHERE,
+        group="Hardware",
     )
     emulate_on: str = option(
         "cpu",
         "--emulate-on",
         "Where the emulator computes.",
         choices=("cpu", "cuda"),
+        group="Hardware",
+        rare=True,
     )
     require: Sequence[str] = option(
         (),
@@ -162,6 +170,7 @@ class Settings:
         "top1@mean>=0.99 or atol=1e-3,rtol=1e-2@p95. Default: snr_db>=40, integers equal.",
         help_of=_AS_FOUND,
         commands=_PLANNING | _REPAIR,
+        group="Requirement",
     )
     metrics: Sequence[str | Callable[..., float]] = option(
         (),
@@ -169,6 +178,7 @@ class Settings:
         "MODULE:FUNCTION, a task metric for --requirement; with @all it sees all inputs at once.",
         help_of=_AS_FOUND,
         commands=_PLANNING | _REPAIR,
+        group="Requirement",
     )
     outputs: Sequence[str] = option(
         (),
@@ -178,6 +188,7 @@ class Settings:
         help_of=_AS_FOUND,
         metavar="TENSORS",
         commands=_PLANNING | _REPAIR,
+        group="Requirement",
     )
     hold: Sequence[str] = option(
         (),
@@ -185,6 +196,7 @@ class Settings:
         "A time limit, latency_ms<=MS or saving_kept>=SHARE. One that cannot be judged is not met.",
         metavar="LIMIT",
         commands=_HOLDING,
+        group="Requirement",
     )
     robust: float | None = option(
         None,
@@ -199,6 +211,7 @@ class Settings:
         },
         **_SHARE,
         commands=_JUDGED,
+        group="Requirement",
     )
     allow_misses: float | None = option(
         None,
@@ -207,6 +220,7 @@ class Settings:
         help_of={"verify": "As for run. Default: that which the plan was found for."},
         **_SHARE,
         commands=_JUDGED,
+        group="Requirement",
     )
     max_cost: float | None = option(
         None,
@@ -217,6 +231,7 @@ class Settings:
         least=0.0,
         metavar="PERCENT",
         commands=_RUN,
+        group="Requirement",
     )
     start_from: Path | None = option(
         None,
@@ -247,6 +262,7 @@ class Settings:
         "such as LayerNorm. On an engine only they are marked.",
         metavar="SELECTOR",
         commands=_RUN | {"compare"},
+        group="Output",
     )
     infinite: Sequence[str] = option(
         (),
@@ -254,6 +270,8 @@ class Settings:
         "An input that may hold -inf, such as an additive attention mask.",
         metavar="INPUT",
         commands=_EVERYWHERE | _REPAIR,
+        group="Input",
+        rare=True,
     )
     holdout: Sequence[Source] = option(
         (),
@@ -262,6 +280,7 @@ class Settings:
         "no given input apart. Default: a fifth of 20 inputs or more, none with --robust 0.",
         help_of={"verify": "Inputs counted apart, whatever the exit code. Default: none."},
         commands=_JUDGED,
+        group="Input",
     )
     augmented: str = option(
         "auto",
@@ -270,6 +289,7 @@ class Settings:
         "all that fit where fewer than 20 inputs are searched with.",
         metavar="KINDS",
         commands=_JUDGED,
+        group="Input",
     )
     stacked: bool = option(
         False,
@@ -277,12 +297,15 @@ class Settings:
         "Each array of the input files holds many samples, along its first axis.",
         kind=bool,
         commands=_EVERYWHERE | _REPAIR,
+        group="Input",
+        rare=True,
     )
     golden: str | Path | Feed | None = option(
         None,
         "--golden",
         "The original framework's outputs (.npz), checked against the reference.",
         kind=Path,
+        group="Input",
     )
     out: Path | None = option(
         None,
@@ -297,6 +320,7 @@ class Settings:
         },
         kind=Path,
         commands=_EVERYWHERE | _REPAIR,
+        group="Output",
     )
     fresh: bool = option(
         False,
@@ -328,6 +352,8 @@ class Settings:
         "Which TensorRT. Default: whichever imports.",
         choices=("tensorrt", "tensorrt_rtx"),
         commands=_EVERYWHERE,
+        group="Hardware",
+        rare=True,
     )
     typing: str = option(
         "strong",
@@ -335,11 +361,14 @@ class Settings:
         "Weak: flags, for TensorRT 8.6 to 10.x.",
         choices=("strong", "weak"),
         commands=_EVERYWHERE,
+        group="Hardware",
+        rare=True,
     )
     profiles: Sequence[str] = option(
         (),
         "--profile",
         "INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs.",
+        group="Hardware",
     )
     time_shape: Sequence[str] = option(
         (),
@@ -348,6 +377,7 @@ class Settings:
         "that of the inputs.",
         metavar="INPUT:SHAPE",
         commands=_JUDGED,
+        group="Hardware",
     )
     evaluation_timeout_s: float = option(
         900.0,
@@ -356,6 +386,8 @@ class Settings:
         help_of={"reduce": "Seconds that an engine may take to build and run, or the check."},
         **_POSITIVE,
         commands=_EVERYWHERE,
+        group="Hardware",
+        rare=True,
     )
     workers: int = option(
         1,
@@ -365,6 +397,7 @@ class Settings:
         least=1,
         commands=_RUN | _ENGINES,
         help_of=dict.fromkeys(_ENGINES, "Fresh processes at a time, on one GPU."),
+        group="Hardware",
     )
     threads: int | None = option(
         None,
@@ -373,6 +406,7 @@ class Settings:
         kind=int,
         least=1,
         commands=_EVERYWHERE | _REPAIR,
+        group="Hardware",
     )
     ray: str | None = option(
         None,
@@ -380,6 +414,8 @@ class Settings:
         "Run the workers on this Ray cluster; 'local' starts one here.",
         metavar="ADDRESS",
         commands=_RUN,
+        group="Hardware",
+        rare=True,
     )
     budget: float | None = option(
         None,
@@ -398,6 +434,7 @@ class Settings:
         least=0,
         commands=_RUN | _ENGINES,
         help_of=dict.fromkeys(_ENGINES, "Builds, or calls of --check. Default: as needed."),
+        rare=True,
     )
     certify: str = option(
         "emulated",
@@ -405,6 +442,7 @@ class Settings:
         "Where each pin is proved: engine builds the model once without each.",
         choices=("emulated", "engine"),
         commands=_RUN,
+        rare=True,
     )
     limits: Limits = Limits()  # no option
 
@@ -435,7 +473,7 @@ def options() -> dict[str, Option]:
 
 def as_command(settings: Settings, command: str = "run") -> str:
     """The shell command for ``settings``, without defaults; objects are words in capitals."""
-    model = "MODEL" if isinstance(settings.model, onnx.ModelProto) else str(settings.model)
+    model = str(settings.model) if isinstance(settings.model, (str, Path)) else "MODEL"
     words = ["bisect-trt", command, model]
     for source in settings.inputs:
         words += ["--input", as_word(source)]
@@ -475,6 +513,8 @@ def within_threads(
 
     @wraps(job)
     def limited(settings: Settings, /, *rest: More.args, **named: More.kwargs) -> Answer:
+        from threadpoolctl import threadpool_limits  # --help does not wait for it
+
         with threadpool_limits(thread_count(settings.threads), "blas"):
             return job(settings, *rest, **named)
 
