@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import click
 
 from bisect_trt.base.plan import Precision
 from bisect_trt.report.exits import Command
-from bisect_trt.settings import FORMER, PROJECT_FILE, Option, Settings, options
-from bisect_trt.usage import ToolCommand, ToolGroup
+from bisect_trt.settings import PROJECT_FILE, Option, Settings, options
+from bisect_trt.usage import InputsCommand, ToolCommand, ToolGroup, Word, grouped
 from bisect_trt.version import __version__
 
 
@@ -28,7 +29,8 @@ class NamedPath(click.Path):
 
 
 MODEL = click.argument("model", type=NamedPath())
-INPUT = click.option(
+INPUT = grouped(
+    "Input",
     "--input",
     "inputs",
     multiple=True,
@@ -36,23 +38,27 @@ INPUT = click.option(
     help="A file (.npz, .npy, polygraphy's .json), folder, glob or MODULE:FUNCTION. Repeatable.",
 )
 
-ENGINE_PRECISION = click.option(
+ENGINE_PRECISION = grouped(
+    "Hardware",
     "--precision",
-    type=click.Choice([p.value for p in Precision]),
+    type=Word([p.value for p in Precision]),
     default="fp32",
     show_default=True,
     help="What the engine runs in.",
 )
-PLAN = click.option(
+PLAN = grouped(
+    "Input",
     "--plan",
     "plan_path",
     type=NamedPath(),
     required=True,
-    help="The plan.json that a run wrote.",
+    help="The plan.json that a run wrote, or the run's folder.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
-QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+JSON = grouped("Output", "--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+VERBOSE = grouped(
+    "Output", "-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made."
+)
+QUIET = grouped("Output", "--quiet", is_flag=True, help="Print nothing but errors.")
 
 
 def settings_options(command: str) -> Callable[[Command], Command]:
@@ -78,11 +84,12 @@ def _click_option(
     name: str, option: Option, text: str, default: Any
 ) -> Callable[[Command], Command]:
     """The decorator that adds one option of the settings."""
+    added = partial(grouped, option.group, rare=option.rare)
     if option.kind is bool:
-        return click.option(option.flag, name, is_flag=True, default=default, help=text)
+        return added(option.flag, name, is_flag=True, default=default, help=text)
     kind: Any = None
     if option.choices:
-        kind = click.Choice(option.choices)
+        kind = Word(option.choices)
     elif option.kind is Path:
         kind = NamedPath()
     elif option.kind is int:
@@ -91,7 +98,7 @@ def _click_option(
         kind = click.FloatRange(min=option.least, max=option.most, min_open=option.above)
     # A help text that names a default describes what the field's default stands for.
     shown = "default" not in text.lower() and default not in (None, ())
-    return click.option(
+    return added(
         option.flag,
         name,
         type=kind,
@@ -103,48 +110,19 @@ def _click_option(
     )
 
 
-def in_todays_words(args: Sequence[str]) -> list[str]:
-    """Replaces options of older versions in ``args`` by today's."""
-    today, former = [], ""
-    for arg in args:
-        flag, equals, value = arg.partition("=")
-        if former:
-            today.append(FORMER[former][1](arg))
-            former = ""
-        elif flag in FORMER:
-            name, translated = FORMER[flag]
-            today.append(f"{name}={translated(value)}" if equals else name)
-            former = "" if equals else flag
-        else:
-            today.append(arg)
-    return today
-
-
-class InputsCommand(ToolCommand):
-    """A command with ``--input``, which also accepts the options of older versions."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses as click does, with a hint where the shell has expanded a pattern."""
-        args = in_todays_words(args)
-        given = [o for o in ("--input", "--holdout") if any(word.startswith(o) for word in args)]
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            # Subclasses, such as NoSuchOption, have other causes.
-            if type(error) is click.UsageError and given and "extra argument" in error.message:
-                message = (
-                    f"{error.message}. Each {' and each '.join(given)} is one file, folder or "
-                    "pattern: put a pattern into quotes ('data/*.npz'), or the shell makes "
-                    "several words of it"
-                )
-                raise click.UsageError(message, ctx) from error
-            raise
-
-
-@click.command("reduce", cls=InputsCommand)
+@click.command(
+    "reduce",
+    cls=InputsCommand,
+    short_help="Find the smallest part of a model on which an engine fails.",
+    examples=(
+        "reduce model.onnx --input x.npz --out small",
+        'reduce model.onnx --input x.npz --check "python check.py"',
+    ),
+)
 @settings_options("reduce")
 @ENGINE_PRECISION
-@click.option(
+@grouped(
+    "Requirement",
     "--check",
     metavar="COMMAND",
     help="Says instead of an engine what is bad: exit code 0 is fine, 1 is bad, any other says "
@@ -162,10 +140,19 @@ def reduce_command(**given: Any) -> None:
     commands.reduce_command(**given)
 
 
-@click.command("cure", cls=InputsCommand)
+@click.command(
+    "cure",
+    cls=InputsCommand,
+    short_help="Try what makes a wrong engine right.",
+    examples=(
+        "cure model.onnx --input x.npz",
+        "cure model.onnx --input x.npz --subgraph reports/model-reduced",
+    ),
+)
 @settings_options("cure")
 @ENGINE_PRECISION
-@click.option(
+@grouped(
+    "Input",
     "--subgraph",
     type=NamedPath(),
     metavar="DIR",
@@ -182,7 +169,15 @@ def cure_command(**given: Any) -> None:
     commands.cure_command(**given)
 
 
-@click.command("repair", cls=InputsCommand)
+@click.command(
+    "repair",
+    cls=InputsCommand,
+    short_help="Edit the graph so that FP16 fits, and prove the edits.",
+    examples=(
+        "repair model.onnx --input x.npz",
+        "repair model.onnx --input x.npz --repair fold-bn,mask",
+    ),
+)
 @settings_options("repair")
 @JSON
 @VERBOSE
@@ -196,7 +191,15 @@ def repair_command(**given: Any) -> None:
     commands.repair_command(**given)
 
 
-@click.command("doctor", cls=ToolCommand)
+@click.command(
+    "doctor",
+    cls=ToolCommand,
+    short_help="Say which runners work here, and why others do not.",
+    examples=(
+        "doctor",
+        "doctor --json",
+    ),
+)
 @JSON
 def doctor_command(**given: Any) -> None:
     """What is installed, which runners work here and why not."""
@@ -205,15 +208,24 @@ def doctor_command(**given: Any) -> None:
     commands.doctor_command(**given)
 
 
-@click.command("gate", cls=InputsCommand)
-@click.option(
+@click.command(
+    "gate",
+    cls=InputsCommand,
+    short_help="Run every model of bisect.toml, for CI.",
+    examples=(
+        "gate",
+        "gate --config ci/bisect.toml --runner tensorrt --json",
+    ),
+)
+@grouped(
+    "Input",
     "--config",
     type=NamedPath(),
     default=PROJECT_FILE,
     show_default=True,
     help="The models and what each is asked.",
 )
-@click.option("--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
+@grouped("Output", "--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
 @options_of("run", without="out")
 @options_of("gate")
 @VERBOSE
@@ -228,7 +240,15 @@ def gate_command(**given: Any) -> None:
     commands.gate_command(**given)
 
 
-@click.command("inspect", cls=ToolCommand)
+@click.command(
+    "inspect",
+    cls=ToolCommand,
+    short_help="List layers, patterns and suspects; nothing is run.",
+    examples=(
+        "inspect model.onnx",
+        "inspect model.onnx --precision bf16 --json",
+    ),
+)
 @MODEL
 @options_of("inspect")
 @JSON
@@ -239,9 +259,18 @@ def inspect_command(**given: Any) -> None:
     commands.inspect_command(**given)
 
 
-@click.command("mark", cls=ToolCommand)
+@click.command(
+    "mark",
+    cls=ToolCommand,
+    short_help="Write the model with inner tensors as outputs.",
+    examples=(
+        "mark model.onnx --mark LayerNorm -o marked.onnx",
+        'mark model.onnx --mark "/block.0/*" -o marked.onnx',
+    ),
+)
 @MODEL
-@click.option(
+@grouped(
+    "Output",
     "--mark",
     "selectors",
     multiple=True,
@@ -250,7 +279,7 @@ def inspect_command(**given: Any) -> None:
     help="A layer, a tensor, a glob, an operator such as Pow, a pattern such as LayerNorm. "
     "Repeatable.",
 )
-@click.option("--output", "-o", "target", type=NamedPath(), required=True, help="Where to.")
+@grouped("Output", "--output", "-o", "target", type=NamedPath(), required=True, help="Where to.")
 def mark_command(**given: Any) -> None:
     """Write the model with inner tensors as further outputs, to look inside with any runner. On an
     engine each breaks fusions, so its numbers change.
@@ -260,24 +289,35 @@ def mark_command(**given: Any) -> None:
     commands.mark_command(**given)
 
 
-@click.command("export", cls=ToolCommand)
+@click.command(
+    "export",
+    cls=ToolCommand,
+    short_help="Write a plan as ONNX, trtexec arguments or a script.",
+    examples=(
+        "export model.onnx --plan reports/model-fp16 --format onnx -o t.onnx",
+        "export model.onnx --plan plan.json --format trtexec",
+    ),
+)
 @MODEL
 @PLAN
-@click.option(
+@grouped(
+    "Output",
     "--format",
     "form",
-    type=click.Choice(["onnx", "trtexec", "polygraphy"]),
+    type=Word(["onnx", "trtexec", "polygraphy"]),
     required=True,
     help="What to write.",
 )
-@click.option(
+@grouped(
+    "Output",
     "--output",
     "-o",
     "target",
     type=NamedPath(),
     help="Where to; text goes to standard output without it.",
 )
-@click.option(
+@grouped(
+    "Input",
     "--choice",
     metavar="NAME",
     help="Another row of the plan's choices, such as repaired, plan, BF16 or FP32.",
@@ -289,9 +329,19 @@ def export_command(**given: Any) -> None:
     commands.export_command(**given)
 
 
-@click.command("run", cls=InputsCommand)
+@click.command(
+    "run",
+    cls=InputsCommand,
+    short_help="Find the layers that must stay in FP32.",
+    examples=(
+        "run model.onnx --input data/",
+        'run model.onnx --input x.npz --requirement "cosine>=0.999"',
+        "run model.onnx --input data/ --precision bf16 --dry-run",
+    ),
+)
 @settings_options("run")
-@click.option(
+@grouped(
+    "Output",
     "--dry-run",
     is_flag=True,
     help="Only say how many layers, about how many evaluations and how long.",
@@ -308,7 +358,15 @@ def run_command(**given: Any) -> None:
     commands.run_command(**given)
 
 
-@click.command("compare", cls=InputsCommand)
+@click.command(
+    "compare",
+    cls=InputsCommand,
+    short_help="Write error tables of outputs and layers, without a search.",
+    examples=(
+        "compare model.onnx --input x.npz",
+        "compare model.onnx --input x.npz --mark MatMul --json",
+    ),
+)
 @settings_options("compare")
 @JSON
 @QUIET
@@ -319,7 +377,15 @@ def compare_command(**given: Any) -> None:
     commands.compare_command(**given)
 
 
-@click.command("verify", cls=InputsCommand)
+@click.command(
+    "verify",
+    cls=InputsCommand,
+    short_help="Check that a plan still passes, for release gates.",
+    examples=(
+        "verify model.onnx --input new/ --plan reports/model-fp16",
+        'verify m.onnx --input new/ --plan old/ --hold "latency_ms<=4.5"',
+    ),
+)
 @settings_options("verify")
 @PLAN
 @JSON
@@ -333,7 +399,15 @@ def verify_command(**given: Any) -> None:
     commands.verify_command(**given)
 
 
-@click.command("report", cls=ToolCommand)
+@click.command(
+    "report",
+    cls=ToolCommand,
+    short_help="Write the report of a run's folder again.",
+    examples=(
+        "report reports/model-fp16",
+        "report reports/model-fp16 --quiet",
+    ),
+)
 @click.argument("run", type=NamedPath())
 @QUIET
 def report_command(**given: Any) -> None:
@@ -343,10 +417,20 @@ def report_command(**given: Any) -> None:
     commands.report_command(**given)
 
 
-@click.command("diff", cls=ToolCommand)
+@click.command(
+    "diff",
+    cls=ToolCommand,
+    short_help="Say what changed between two runs.",
+    examples=(
+        "diff reports/old reports/new",
+        "diff reports/old reports/new --out reports/diff",
+    ),
+)
 @click.argument("run_a", type=NamedPath())
 @click.argument("run_b", type=NamedPath())
-@click.option("--out", type=NamedPath(), help="A folder for diff.md and diff.json. Default: none.")
+@grouped(
+    "Output", "--out", type=NamedPath(), help="A folder for diff.md and diff.json. Default: none."
+)
 @JSON
 @QUIET
 def diff_command(**given: Any) -> None:
@@ -365,8 +449,8 @@ def diff_command(**given: Any) -> None:
 )
 @click.version_option(__version__, prog_name="bisect-trt")
 def main() -> None:
-    """Find the layers of an ONNX model that must stay in FP32, say on what they hold, and write the
-    typed model.
+    """Find the layers of an ONNX model that must stay in FP32, and write the typed model.
+    `bisect-trt COMMAND --help` says more.
     """
 
 

@@ -215,7 +215,7 @@ def export_command(
         loaded, plan, graph = source.model, saved.plan, source.graph
         saved.check_model(graph)
         if target is not None:
-            check_target(target, loaded, plan_path, model)
+            check_target(target, loaded, saved.path, model)
             target = target.resolve()  # writes to the target of a link and keeps the link
         observer.step("export")
         if form == "onnx":
@@ -288,7 +288,7 @@ def verify_command(
     source = click.get_current_context().get_parameter_source("precision")
     found_for = saved.plan.base.value
     if source is not ParameterSource.DEFAULT and precision != found_for:
-        raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {found_for}")
+        raise BadInputError(f"--precision {precision}: {saved.path} is a plan for {found_for}")
     with terminal.progress(quiet=quiet) as observer:
         settings = Settings(precision=saved.searched, **chosen, limits=limits())
         verification = verify(settings, saved, observer)

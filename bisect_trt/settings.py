@@ -10,6 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
+from bisect_trt.base.display import did_you_mean
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.limits import Limits, thread_count
 from bisect_trt.base.plan import Precision
@@ -102,6 +103,7 @@ def checked(option: Option, value: Any) -> Any:
         hint = ": that is the reference" if str(value) == "fp32" else ": unknown"
         raise BadInputError(
             f"{option.flag} {value}{hint}; choose one of {', '.join(option.choices)}"
+            f"{did_you_mean(str(value), option.choices)}"
         )
     try:
         converted = option.kind(value)

@@ -85,6 +85,7 @@ def read_sources(
         yield from _spooled(str(source), _yielded(str(source), found, option), recent)
     else:
         for path in find_files([source]):
+            _refuse_image(path, specs)
             if path.suffix == ".json":
                 yield from _spooled(str(path), _feeds_of(path), recent)
             elif stacked:
@@ -138,11 +139,40 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
     return list(found)
 
 
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
+
+
+def _refuse_image(path: Path, specs: Sequence[InputSpec]) -> None:
+    """Refuses an image, with a recipe that makes an array of it."""
+    if path.suffix.lower() not in _IMAGES:
+        return
+    shapes = {s.name: s.shape for s in specs if s.shape is not None and len(s.shape) == 4}
+    name, shape = next(iter(shapes.items()), ("NAME", (None,) * 4))
+    last = shape[3] == 3
+    height, width = shape[1:3] if last else shape[2:]
+    fixed = isinstance(height, int) and isinstance(width, int)
+    resized = f".resize(({width}, {height}))" if fixed else ""
+    turned = "x[None]" if last else "x.transpose(2, 0, 1)[None]"
+    saved = path.with_suffix(".npz").name
+    raise BadInputError(
+        f"{path}: an image, and arrays are needed. Save what the model is fed, such as: "
+        f"x = np.asarray(Image.open({path.name!r}).convert('RGB'){resized}, 'float32') / 255; "
+        f"np.savez({saved!r}, **{{{name!r}: {turned}}}); subtract the mean as in training"
+    )
+
+
 def _read(path: Path, specs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
     if path.suffix != ".npy":
-        return read_npz(path)
+        return _named(read_npz(path), specs)
     name = _only(path, specs).name
     return {name: read_npy(path, name)}
+
+
+def _named(arrays: dict[str, NDArray[Any]], specs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
+    """``arrays``; one that was saved without a name gets that of the only input."""
+    if len(specs) == 1 and set(arrays) == {"arr_0"}:
+        return {specs[0].name: arrays["arr_0"]}
+    return arrays
 
 
 def _only(path: Path, specs: Sequence[InputSpec]) -> InputSpec:
@@ -167,7 +197,7 @@ def _from_stacked(
             row = partial(_row, path, specs, name, number)
             yield f"{path}[{number}]", LazyArrays(unchanged(path, row), recent)
         return
-    arrays = read_npz(path)
+    arrays = _named(read_npz(path), specs)
     rows = (
         {n: _alone(a[number], specs, n) for n, a in arrays.items()}
         for number in range(_stacked(path, arrays))
