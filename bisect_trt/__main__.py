@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+
+from bisect_trt.base.interrupt import interrupts_held
 
 # As in bisect_trt.base.errors, which may take too long to import.
 _EXIT_MACHINE = 4
@@ -20,7 +21,7 @@ def entry() -> None:
     # A large network's objects live to the end: searching them for garbage is a tenth of the time.
     gc.set_threshold(50_000, 20, 100)
     try:
-        with _interrupts_held():
+        with interrupts_held():
             import click
 
             from bisect_trt.base.limits import share_arenas
@@ -42,24 +43,6 @@ def entry() -> None:
             _end(_EXIT_MACHINE)  # 1 would mean "cannot be met"
         # Python itself would end by the signal if an extension's import was interrupted.
         _end_interrupted()
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Delays Ctrl-C to the end of the block."""
-    # Interrupted during its import an extension may abort the process, as onnx's does.
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # a background job ignores it
-        yield
-        return
-    received: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if received:
-        raise KeyboardInterrupt
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

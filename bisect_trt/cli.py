@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from bisect_trt.base.display import counted, printable
-from bisect_trt.base.errors import EXIT_NOT_MET, EXIT_OK, BadInputError
-from bisect_trt.base.interrupt import is_stop
-from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import Precision
-from bisect_trt.metrics.time_limits import parse_time_limits, saying_what_is_held
-from bisect_trt.model.inspection import inspect_model
-from bisect_trt.model.lifted import lifted_form
-from bisect_trt.model.load import load_model
-from bisect_trt.model.outputs import mark_outputs, select_tensors, with_ranks
-from bisect_trt.model.save import check_target, save_model, save_text
-from bisect_trt.model.typed import to_typed
-from bisect_trt.model.weak_typing import OF_FUNCTIONS, polygraphy_script, trtexec_arguments
-from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, repair, run
-from bisect_trt.reduction.reduce import Reduced, result_folder
-from bisect_trt.report import terminal
-from bisect_trt.report.diff import as_page, diff_record, diff_runs, write_diff
-from bisect_trt.report.exits import Command, ended_by, guarded, output
-from bisect_trt.report.files import to_json, write_documents, write_verification
-from bisect_trt.report.gate import (
-    PROJECT_FILE,
-    Entry,
-    Gate,
-    check_gate_folder,
-    gate_page,
-    gate_record,
-    judged_entry,
-    limits_held,
-    read_project,
-    write_gate,
-)
-from bisect_trt.report.record import read_run
-from bisect_trt.report.reduced import as_record, cures_as_json
-from bisect_trt.runners.doctor import examine
-from bisect_trt.settings import FORMER, Option, Settings, options
-from bisect_trt.steps.estimate import estimate
-from bisect_trt.steps.open_runners import idle_options
-from bisect_trt.steps.run_folder import held_folder
-from bisect_trt.steps.saved_plan import read_plan
-from bisect_trt.steps.verify import verify
+from bisect_trt.report.exits import Command
+from bisect_trt.settings import PROJECT_FILE, Option, Settings, options
+from bisect_trt.usage import InputsCommand, ToolCommand, ToolGroup, Word, grouped
 from bisect_trt.version import __version__
 
 
@@ -69,7 +29,8 @@ class NamedPath(click.Path):
 
 
 MODEL = click.argument("model", type=NamedPath())
-INPUT = click.option(
+INPUT = grouped(
+    "Input",
     "--input",
     "inputs",
     multiple=True,
@@ -78,23 +39,27 @@ INPUT = click.option(
     "Repeatable.",
 )
 
-ENGINE_PRECISION = click.option(
+ENGINE_PRECISION = grouped(
+    "Hardware",
     "--precision",
-    type=click.Choice([p.value for p in Precision]),
+    type=Word([p.value for p in Precision]),
     default="fp32",
     show_default=True,
     help="What the engine runs in.",
 )
-PLAN = click.option(
+PLAN = grouped(
+    "Input",
     "--plan",
     "plan_path",
     type=NamedPath(),
     required=True,
-    help="The plan.json that a run wrote.",
+    help="The plan.json that a run wrote, or the run's folder.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
-QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+JSON = grouped("Output", "--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+VERBOSE = grouped(
+    "Output", "-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made."
+)
+QUIET = grouped("Output", "--quiet", is_flag=True, help="Print nothing but errors.")
 
 
 def settings_options(command: str) -> Callable[[Command], Command]:
@@ -120,11 +85,12 @@ def _click_option(
     name: str, option: Option, text: str, default: Any
 ) -> Callable[[Command], Command]:
     """The decorator that adds one option of the settings."""
+    added = partial(grouped, option.group, rare=option.rare)
     if option.kind is bool:
-        return click.option(option.flag, name, is_flag=True, default=default, help=text)
+        return added(option.flag, name, is_flag=True, default=default, help=text)
     kind: Any = None
     if option.choices:
-        kind = click.Choice(option.choices)
+        kind = Word(option.choices)
     elif option.kind is Path:
         kind = NamedPath()
     elif option.kind is int:
@@ -133,7 +99,7 @@ def _click_option(
         kind = click.FloatRange(min=option.least, max=option.most, min_open=option.above)
     # A help text that names a default describes what the field's default stands for.
     shown = "default" not in text.lower() and default not in (None, ())
-    return click.option(
+    return added(
         option.flag,
         name,
         type=kind,
@@ -145,64 +111,19 @@ def _click_option(
     )
 
 
-def limits() -> Limits:
-    """The limits that whoever called :func:`main` gave as click's ``obj``, else the usual ones."""
-    return click.get_current_context().find_object(Limits) or Limits()
-
-
-def in_todays_words(args: Sequence[str]) -> list[str]:
-    """Replaces options of older versions in ``args`` by today's."""
-    today, former = [], ""
-    for arg in args:
-        flag, equals, value = arg.partition("=")
-        if former:
-            today.append(FORMER[former][1](arg))
-            former = ""
-        elif flag in FORMER:
-            name, translated = FORMER[flag]
-            today.append(f"{name}={translated(value)}" if equals else name)
-            former = "" if equals else flag
-        else:
-            today.append(arg)
-    return today
-
-
-class InputsCommand(click.Command):
-    """A command with ``--input``, which also accepts the options of older versions."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses as click does, with a hint where the shell has expanded a pattern."""
-        args = in_todays_words(args)
-        given = [o for o in ("--input", "--holdout") if any(word.startswith(o) for word in args)]
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            # Subclasses, such as NoSuchOption, have other causes.
-            if type(error) is click.UsageError and given and "extra argument" in error.message:
-                message = (
-                    f"{error.message}. Each {' and each '.join(given)} is one file, folder or "
-                    "pattern: put a pattern into quotes ('data/*.npz'), or the shell makes "
-                    "several words of it"
-                )
-                raise click.UsageError(message, ctx) from error
-            raise
-
-
-def _print(
-    record: Any, show: Callable[..., None], *results: Any, as_json: bool, quiet: bool
-) -> None:
-    """Prints ``record`` as JSON, or ``results`` by ``show``."""
-    with output():
-        if as_json:
-            click.echo(to_json(record))
-        elif not quiet:
-            show(terminal.screen(), *results)
-
-
-@click.command("reduce", cls=InputsCommand)
+@click.command(
+    "reduce",
+    cls=InputsCommand,
+    short_help="Find the smallest part of a model on which an engine fails.",
+    examples=(
+        "reduce model.onnx --input x.npz --out small",
+        'reduce model.onnx --input x.npz --check "python check.py"',
+    ),
+)
 @settings_options("reduce")
 @ENGINE_PRECISION
-@click.option(
+@grouped(
+    "Requirement",
     "--check",
     metavar="COMMAND",
     help="Says instead of an engine what is bad: exit code 0 is fine, 1 is bad, any other says "
@@ -211,27 +132,28 @@ def _print(
 )
 @JSON
 @QUIET
-@guarded
-def reduce_command(
-    precision: str, check: str | None, as_json: bool, quiet: bool, **chosen: Any
-) -> int:
+def reduce_command(**given: Any) -> None:
     """Find the smallest part of a model on which an engine fails, is wrong or not reproducible;
     write a reproducer. Exit code 1 if the whole is not bad.
     """
-    settings = Settings(**chosen, limits=limits())
-    made_by = shlex.join(["bisect-trt", *sys.argv[1:]])
-    with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
-        found = reduce(settings, Precision(precision), check, made_by, observer)
-    folder = result_folder(settings, REDUCED)
-    show = terminal.print_reduced
-    _print(as_record(found), show, found, folder, as_json=as_json, quiet=quiet)
-    return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
+    from bisect_trt import commands
+
+    commands.reduce_command(**given)
 
 
-@click.command("cure", cls=InputsCommand)
+@click.command(
+    "cure",
+    cls=InputsCommand,
+    short_help="Try what makes a wrong engine right.",
+    examples=(
+        "cure model.onnx --input x.npz",
+        "cure model.onnx --input x.npz --subgraph reports/model-reduced",
+    ),
+)
 @settings_options("cure")
 @ENGINE_PRECISION
-@click.option(
+@grouped(
+    "Input",
     "--subgraph",
     type=NamedPath(),
     metavar="DIR",
@@ -239,134 +161,117 @@ def reduce_command(
 )
 @JSON
 @QUIET
-@guarded
-def cure_command(
-    precision: str, subgraph: Path | None, as_json: bool, quiet: bool, **chosen: Any
-) -> int:
+def cure_command(**given: Any) -> None:
     """Try what makes a wrong or not reproducible engine right and reproducible; write the table and
     the model to ship. Exit code 1 if nothing does.
     """
-    settings = Settings(**chosen, limits=limits())
-    with terminal.progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
-        cures = cure(settings, Precision(precision), subgraph, observer)
-    folder = result_folder(settings, CURED)
-    show = terminal.print_cures
-    _print(cures_as_json(cures), show, cures, folder, as_json=as_json, quiet=quiet)
-    return EXIT_NOT_MET if cures.needed and cures.smallest is None else EXIT_OK
+    from bisect_trt import commands
+
+    commands.cure_command(**given)
 
 
-@click.command("repair", cls=InputsCommand)
+@click.command(
+    "repair",
+    cls=InputsCommand,
+    short_help="Edit the graph so that FP16 fits, and prove the edits.",
+    examples=(
+        "repair model.onnx --input x.npz",
+        "repair model.onnx --input x.npz --repair fold-bn,mask",
+    ),
+)
 @settings_options("repair")
 @JSON
 @VERBOSE
 @QUIET
-@guarded
-def repair_command(as_json: bool, verbose: bool, quiet: bool, **chosen: Any) -> int:
+def repair_command(**given: Any) -> None:
     """Edit the graph so that FP16 fits, prove that FP32 stays the same, and write the repaired
     model. Exit code 1 if no edit helps.
     """
-    settings = Settings(**chosen, limits=limits())
-    with terminal.progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
-        found = repair(settings, observer)
-    _print(found.as_json(), terminal.print_repair, found, as_json=as_json, quiet=quiet)
-    return found.exit_code
+    from bisect_trt import commands
+
+    commands.repair_command(**given)
 
 
-@click.command("doctor")
+@click.command(
+    "doctor",
+    cls=ToolCommand,
+    short_help="Say which runners work here, and why others do not.",
+    examples=(
+        "doctor",
+        "doctor --json",
+    ),
+)
 @JSON
-@guarded
-def doctor_command(as_json: bool) -> int:
+def doctor_command(**given: Any) -> None:
     """What is installed, which runners work here and why not."""
-    with terminal.progress() as observer:
-        observer.step("doctor")
-        checks = examine()
-    with output():
-        if as_json:
-            click.echo(json.dumps([vars(c) for c in checks], indent=2))
-            return 0
-        for check in checks:
-            sign = {True: "ok  ", False: "no  ", None: "    "}[check.works]
-            click.echo(f"{sign}{check.name:<24}{printable(check.detail)}")
-    return 0
+    from bisect_trt import commands
+
+    commands.doctor_command(**given)
 
 
-@click.command("gate", cls=InputsCommand)
-@click.option(
+@click.command(
+    "gate",
+    cls=InputsCommand,
+    short_help="Run every model of bisect.toml, for CI.",
+    examples=(
+        "gate",
+        "gate --config ci/bisect.toml --runner tensorrt --json",
+    ),
+)
+@grouped(
+    "Input",
     "--config",
     type=NamedPath(),
     default=PROJECT_FILE,
     show_default=True,
     help="The models and what each is asked.",
 )
-@click.option("--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
+@grouped("Output", "--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
 @options_of("run", without="out")
 @options_of("gate")
 @VERBOSE
 @JSON
 @QUIET
-@guarded
-def gate_command(
-    config: Path, out: Path | None, verbose: bool, as_json: bool, quiet: bool, **chosen: Any
-) -> int:
+def gate_command(**given: Any) -> None:
     """Run every model of bisect.toml and write one table, gate.md and junit.xml. What is known
     from before is not run again. Options of run override the file.
     """
-    source = click.get_current_context().get_parameter_source
-    given = {n: v for n, v in chosen.items() if source(n) is not ParameterSource.DEFAULT}
-    project = read_project(config, out, {**given, "limits": limits()})
-    for warning in project.warnings:
-        click.echo(f"warning: {project.path}: {warning}", err=True)
-    check_gate_folder(project.out, project.runs)
-    gate = Gate(project.out, (), len(project.runs))
-    with held_folder(project.out):
-        for name, settings in project.runs.items():
-            with terminal.progress(
-                quiet=quiet, verbose=verbose, budget=settings.budget, subject=name
-            ) as observer:
-                entry = _entry(name, settings, observer)
-            gate = Gate(project.out, (*gate.entries, entry), gate.planned)
-            write_gate(gate)  # after each model, for users who interrupt
-    page = gate_page(gate)
-    _print(gate_record(gate), terminal.print_page, page, as_json=as_json, quiet=quiet)
-    if not (as_json or quiet):
-        with output():
-            click.echo(f"table: {project.out}/gate.md")
-    return gate.exit_code
+    from bisect_trt import commands
+
+    commands.gate_command(**given)
 
 
-def _entry(name: str, settings: Settings, observer: terminal.ProgressObserver) -> Entry:
-    """Runs one model of a gate."""
-    try:
-        with saying_what_is_held(settings):
-            result = run(settings, observer)
-    except Exception as error:  # an error in one model must not keep others from being run
-        if is_stop(error):
-            raise
-        code, message = ended_by(error)
-        return Entry(name, code, error=message)
-    return judged_entry(name, result, parse_time_limits(settings.hold))
-
-
-@click.command("inspect")
+@click.command(
+    "inspect",
+    cls=ToolCommand,
+    short_help="List layers, patterns and suspects; nothing is run.",
+    examples=(
+        "inspect model.onnx",
+        "inspect model.onnx --precision bf16 --json",
+    ),
+)
 @MODEL
 @options_of("inspect")
 @JSON
-@guarded
-def inspect_command(model: Path, precision: str, as_json: bool) -> int:
+def inspect_command(**given: Any) -> None:
     """Layers, patterns, suspects and advice about the opset, without running anything."""
-    with terminal.progress() as observer:
-        observer.step("load")
-        loaded = load_model(model)
-        observer.step("inspect")
-        inspection = inspect_model(loaded, Precision(precision))
-    record = inspection.as_json()
-    _print(record, terminal.print_inspection, inspection, as_json=as_json, quiet=False)
-    return EXIT_OK
+    from bisect_trt import commands
+
+    commands.inspect_command(**given)
 
 
-@click.command("mark")
+@click.command(
+    "mark",
+    cls=ToolCommand,
+    short_help="Write the model with inner tensors as outputs.",
+    examples=(
+        "mark model.onnx --mark LayerNorm -o marked.onnx",
+        'mark model.onnx --mark "/block.0/*" -o marked.onnx',
+    ),
+)
 @MODEL
-@click.option(
+@grouped(
+    "Output",
     "--mark",
     "selectors",
     multiple=True,
@@ -375,103 +280,69 @@ def inspect_command(model: Path, precision: str, as_json: bool) -> int:
     help="A layer, a tensor, a glob, an operator such as Pow, a pattern such as LayerNorm. "
     "Repeatable.",
 )
-@click.option("--output", "-o", "target", type=NamedPath(), required=True, help="Where to.")
-@guarded
-def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
+@grouped("Output", "--output", "-o", "target", type=NamedPath(), required=True, help="Where to.")
+def mark_command(**given: Any) -> None:
     """Write the model with inner tensors as further outputs, to look inside with any runner. On an
     engine each breaks fusions, so its numbers change.
     """
-    with terminal.progress() as observer:
-        observer.step("load")
-        loaded = load_model(model)
-        check_target(target, loaded)
-        observer.step("mark")
-        lifted = lifted_form(loaded).model.proto  # reduced layers can be chosen as FP32 ones
-        made = {name for node in loaded.proto.graph.node for name in node.output}
-        chosen = [name for name in select_tensors(lifted, selectors) if name in made]
-        tensors, unranked = with_ranks(loaded.proto, chosen)
-        marked = mark_outputs(loaded.proto, tensors)
-        save_model(marked, target.resolve())  # a link stays one
-    more = len(marked.graph.output) - len(loaded.proto.graph.output)
-    with output():
-        click.echo(counted(more, "more output"))
-        for name in unranked:
-            click.echo(f"left out: {name!r}, whose number of dimensions is unknown")
-    return 0
+    from bisect_trt import commands
+
+    commands.mark_command(**given)
 
 
-@click.command("export")
+@click.command(
+    "export",
+    cls=ToolCommand,
+    short_help="Write a plan as ONNX, trtexec arguments or a script.",
+    examples=(
+        "export model.onnx --plan reports/model-fp16 --format onnx -o t.onnx",
+        "export model.onnx --plan plan.json --format trtexec",
+    ),
+)
 @MODEL
 @PLAN
-@click.option(
+@grouped(
+    "Output",
     "--format",
     "form",
-    type=click.Choice(["onnx", "trtexec", "polygraphy"]),
+    type=Word(["onnx", "trtexec", "polygraphy"]),
     required=True,
     help="What to write.",
 )
-@click.option(
+@grouped(
+    "Output",
     "--output",
     "-o",
     "target",
     type=NamedPath(),
     help="Where to; text goes to standard output without it.",
 )
-@click.option(
+@grouped(
+    "Input",
     "--choice",
     metavar="NAME",
     help="Another row of the plan's choices, such as repaired, plan, BF16 or FP32.",
 )
-@guarded
-def export_command(
-    model: Path, plan_path: Path, choice: str | None, form: str, target: Path | None
-) -> int:
+def export_command(**given: Any) -> None:
     """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
-    saved = read_plan(plan_path)
-    if choice is not None:
-        saved = saved.choice(choice)
-    with terminal.progress() as observer:
-        observer.step("load")
-        source = saved.source_of(model)
-        loaded, plan, graph = source.model, saved.plan, source.graph
-        saved.check_model(graph)
-        if target is not None:
-            check_target(target, loaded, plan_path, model)
-            target = target.resolve()  # writes to the target of a link and keeps the link
-        observer.step("export")
-        if form == "onnx":
-            if target is None:
-                raise BadInputError("--format onnx needs --output FILE.onnx")
-            if target.suffix != ".onnx":
-                raise BadInputError(
-                    f"--output {target}: a model is written; give it a name that ends with .onnx"
-                )
-            save_model(to_typed(graph, plan), target)
-            return 0
-        if loaded.written_out and plan.base.is_storage and plan.pinned:
-            raise BadInputError(OF_FUNCTIONS)
-        if source.lifted is not None:
-            raise BadInputError(
-                f"--format {form}: {model} is {source.lifted.precision.value.upper()} in the "
-                "source already, so weak typing cannot keep its layers in FP32; use --format onnx"
-            )
-        write = trtexec_arguments if form == "trtexec" else polygraphy_script
-        text = write(graph, plan)
-    if loaded.path != model:  # the layers have names of the repaired model
-        has = "whose weights are rounded to fit and " if saved.form.fitted else ""
-        message = f"note: build from {loaded.path}, {has}whose layers it names"
-        click.echo(printable(message), err=True)
-    if target is not None:
-        save_text(text + "\n", target)
-        return 0
-    with output(is_product=True):
-        click.echo(text)
-    return 0
+    from bisect_trt import commands
+
+    commands.export_command(**given)
 
 
-@click.command("run", cls=InputsCommand)
+@click.command(
+    "run",
+    cls=InputsCommand,
+    short_help="Find the layers that must stay in FP32.",
+    examples=(
+        "run model.onnx --input data/",
+        'run model.onnx --input x.npz --requirement "cosine>=0.999"',
+        "run model.onnx --input data/ --precision bf16 --dry-run",
+    ),
+)
 @settings_options("run")
-@click.option(
+@grouped(
+    "Output",
     "--dry-run",
     is_flag=True,
     help="Only say how many layers, about how many evaluations and how long.",
@@ -479,115 +350,108 @@ def export_command(
 @VERBOSE
 @JSON
 @QUIET
-@guarded
-def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chosen: Any) -> int:
+def run_command(**given: Any) -> None:
     """Find the problem's kind and a small set of layers that must stay in FP32, test it on copies
     that the search has not seen; write the plan, model and report.
     """
-    settings = Settings(**chosen, limits=limits())
-    if dry_run:
-        with terminal.progress(quiet=quiet) as observer:
-            price = estimate(settings, observer)
-        with output():
-            click.echo(to_json(vars(price)) if as_json else price.sentence)
-            for note in () if as_json else price.notes:
-                click.echo(f"note: {note}")
-            if settings.runner == "emulated" and not as_json and (idle := idle_options(settings)):
-                click.echo(f"note: {idle}")
-        return 0
-    with terminal.progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
-        result = run(settings, observer)
-    show = partial(terminal.print_verdict, verbose=verbose)
-    _print(result.as_json(), show, result, as_json=as_json, quiet=quiet)
-    return result.exit_code
+    from bisect_trt import commands
+
+    commands.run_command(**given)
 
 
-@click.command("compare", cls=InputsCommand)
+@click.command(
+    "compare",
+    cls=InputsCommand,
+    short_help="Write error tables of outputs and layers, without a search.",
+    examples=(
+        "compare model.onnx --input x.npz",
+        "compare model.onnx --input x.npz --mark MatMul --json",
+    ),
+)
 @settings_options("compare")
 @JSON
 @QUIET
-@guarded
-def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
+def compare_command(**given: Any) -> None:
     """Error tables only: every baseline's outputs and every layer, without a search."""
-    with terminal.progress(quiet=quiet) as observer:
-        result = compare(Settings(**chosen, limits=limits()), observer)
-    record = {**result.as_json(), "exit_code": EXIT_OK}
-    _print(record, terminal.print_comparison, result, as_json=as_json, quiet=quiet)
-    return EXIT_OK
+    from bisect_trt import commands
+
+    commands.compare_command(**given)
 
 
-@click.command("verify", cls=InputsCommand)
+@click.command(
+    "verify",
+    cls=InputsCommand,
+    short_help="Check that a plan still passes, for release gates.",
+    examples=(
+        "verify model.onnx --input new/ --plan reports/model-fp16",
+        'verify m.onnx --input new/ --plan old/ --hold "latency_ms<=4.5"',
+    ),
+)
 @settings_options("verify")
 @PLAN
 @JSON
 @QUIET
-@guarded
-def verify_command(
-    plan_path: Path, as_json: bool, quiet: bool, precision: str, **chosen: Any
-) -> int:
+def verify_command(**given: Any) -> None:
     """Does a plan still hold for this model and these inputs? Exit code 0 if it does, 1 if not; for
     release gates.
     """
-    saved = read_plan(plan_path)
-    source = click.get_current_context().get_parameter_source("precision")
-    found_for = saved.plan.base.value
-    if source is not ParameterSource.DEFAULT and precision != found_for:
-        raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {found_for}")
-    with terminal.progress(quiet=quiet) as observer:
-        settings = Settings(precision=saved.searched, **chosen, limits=limits())
-        verification = verify(settings, saved, observer)
-        write_verification(verification)
-    record = verification.as_json()
-    _print(record, terminal.print_verification, verification, as_json=as_json, quiet=quiet)
-    return EXIT_OK if verification.passed else EXIT_NOT_MET
+    from bisect_trt import commands
+
+    commands.verify_command(**given)
 
 
-@click.command("report")
+@click.command(
+    "report",
+    cls=ToolCommand,
+    short_help="Write the report of a run's folder again.",
+    examples=(
+        "report reports/model-fp16",
+        "report reports/model-fp16 --quiet",
+    ),
+)
 @click.argument("run", type=NamedPath())
 @QUIET
-@guarded
-def report_command(run: Path, quiet: bool) -> int:
+def report_command(**given: Any) -> None:
     """Write report.html, report.md and junit.xml of a run's folder again, from its other files."""
-    with terminal.progress(quiet=quiet) as observer:
-        observer.step("read")
-        found = read_run(run)
-        observer.step("write")
-        write_documents(found)
-    with output():
-        if not quiet:
-            click.echo(printable(f"report: {run}/report.html"))
-    return EXIT_OK
+    from bisect_trt import commands
+
+    commands.report_command(**given)
 
 
-@click.command("diff")
+@click.command(
+    "diff",
+    cls=ToolCommand,
+    short_help="Say what changed between two runs.",
+    examples=(
+        "diff reports/old reports/new",
+        "diff reports/old reports/new --out reports/diff",
+    ),
+)
 @click.argument("run_a", type=NamedPath())
 @click.argument("run_b", type=NamedPath())
-@click.option("--out", type=NamedPath(), help="A folder for diff.md and diff.json. Default: none.")
+@grouped(
+    "Output", "--out", type=NamedPath(), help="A folder for diff.md and diff.json. Default: none."
+)
 @JSON
 @QUIET
-@guarded
-def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
+def diff_command(**given: Any) -> None:
     """What changed from one run's folder to another: requirements, what the plans hold on, pins and
     layers. Exit code 1 if the second misses what the first met, or was not asked what the first
     was; 2 if no layer is in both.
     """
-    with terminal.progress(quiet=quiet) as observer:
-        observer.step("read")
-        before, after = read_run(run_a), read_run(run_b)
-        observer.step("compare")
-        found = diff_runs(before, after, limits_held(run_a), limits_held(run_b))
-        if out is not None:
-            write_diff(found, out)
-    page = as_page(found)
-    _print(diff_record(found), terminal.print_page, page, as_json=as_json, quiet=quiet)
-    return EXIT_NOT_MET if found.worse or found.may_be_worse else EXIT_OK
+    from bisect_trt import commands
+
+    commands.diff_command(**given)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=ToolGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="bisect-trt")
 def main() -> None:
-    """Find the layers of an ONNX model that must stay in FP32, say on what they hold, and write the
-    typed model.
+    """Find the layers of an ONNX model that must stay in FP32, and write the typed model.
+    `bisect-trt COMMAND --help` says more.
     """
 
 

@@ -8,21 +8,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-import onnx
-from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
-
+from bisect_trt.base.display import did_you_mean
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.limits import Limits, thread_count
 from bisect_trt.base.plan import Precision
 
-Feed = Mapping[str, NDArray[Any]]
+if TYPE_CHECKING:  # --help must not wait for libraries that it does not use
+    import onnx
+    from numpy.typing import NDArray
+
+Feed: TypeAlias = "Mapping[str, NDArray[Any]]"
 """One sample: arrays by the model's input names."""
 
-Source = str | Path | Feed | Callable[[], Iterable[Feed]] | Iterator[Feed]
+Source: TypeAlias = "str | Path | Feed | Callable[[], Iterable[Feed]] | Iterator[Feed]"
 """A file, folder, glob or ``module:function``; a sample; a function or generator of samples."""
+
+PROJECT_FILE = "bisect.toml"
+"""The file that names a project's models for the gate."""
 
 
 def _misses_of_holds(value: str) -> str:
@@ -68,6 +72,8 @@ class Option:
     above: bool = False  # whether the value must exceed ``least``
     help_of: Mapping[str, str] = field(default_factory=dict)  # help of commands that differ
     commands: frozenset[str] = _PLANNING  # commands that have it
+    group: str = "Search"  # heading in the help
+    rare: bool = False  # whether only --help-all shows it
 
 
 def option(default: Any, flag: str, help: str, **more: Any) -> Any:
@@ -97,6 +103,7 @@ def checked(option: Option, value: Any) -> Any:
         hint = ": that is the reference" if str(value) == "fp32" else ": unknown"
         raise BadInputError(
             f"{option.flag} {value}{hint}; choose one of {', '.join(option.choices)}"
+            f"{did_you_mean(str(value), option.choices)}"
         )
     try:
         converted = option.kind(value)
@@ -148,12 +155,15 @@ class Settings:
             "cure": "The engine: auto is tensorrt, the only one.",
         },
         commands=_EVERYWHERE,
+        group="Hardware",
     )
     emulate_on: str = option(
         "cpu",
         "--emulate-on",
         "Where the emulator computes.",
         choices=("cpu", "cuda"),
+        group="Hardware",
+        rare=True,
     )
     require: Sequence[str] = option(
         (),
@@ -162,6 +172,7 @@ class Settings:
         "top1@mean>=0.99 or atol=1e-3,rtol=1e-2@p95. Default: snr_db>=40, integers equal.",
         help_of=_AS_FOUND,
         commands=_PLANNING | _REPAIR,
+        group="Requirement",
     )
     metric: Sequence[str | Callable[..., float]] = option(
         (),
@@ -169,6 +180,7 @@ class Settings:
         "MODULE:FUNCTION, a task metric for --requirement; with @all it sees all inputs at once.",
         help_of=_AS_FOUND,
         commands=_PLANNING | _REPAIR,
+        group="Requirement",
     )
     outputs: Sequence[str] = option(
         (),
@@ -178,6 +190,7 @@ class Settings:
         help_of=_AS_FOUND,
         metavar="TENSORS",
         commands=_PLANNING | _REPAIR,
+        group="Requirement",
     )
     hold: Sequence[str] = option(
         (),
@@ -185,6 +198,7 @@ class Settings:
         "A time limit, latency_ms<=MS or saving_kept>=SHARE. One that cannot be judged is not met.",
         metavar="LIMIT",
         commands=_HOLDING,
+        group="Requirement",
     )
     robust: float | None = option(
         None,
@@ -199,6 +213,7 @@ class Settings:
         },
         **_SHARE,
         commands=_JUDGED,
+        group="Requirement",
     )
     allow_misses: float | None = option(
         None,
@@ -207,6 +222,7 @@ class Settings:
         help_of={"verify": "As for run. Default: that which the plan was found for."},
         **_SHARE,
         commands=_JUDGED,
+        group="Requirement",
     )
     max_cost: float | None = option(
         None,
@@ -217,6 +233,7 @@ class Settings:
         least=0.0,
         metavar="PERCENT",
         commands=_RUN,
+        group="Requirement",
     )
     start_from: Path | None = option(
         None,
@@ -247,6 +264,7 @@ class Settings:
         "such as LayerNorm. On an engine only they are marked.",
         metavar="SELECTOR",
         commands=_RUN | {"compare"},
+        group="Output",
     )
     infinite: Sequence[str] = option(
         (),
@@ -254,6 +272,8 @@ class Settings:
         "An input that may hold -inf, such as an additive attention mask.",
         metavar="INPUT",
         commands=_EVERYWHERE | _REPAIR,
+        group="Input",
+        rare=True,
     )
     holdout: Sequence[Source] = option(
         (),
@@ -262,6 +282,7 @@ class Settings:
         "no given input apart. Default: a fifth of 20 inputs or more, none with --robust 0.",
         help_of={"verify": "Inputs counted apart, whatever the exit code. Default: none."},
         commands=_JUDGED,
+        group="Input",
     )
     augmented: str = option(
         "auto",
@@ -270,6 +291,7 @@ class Settings:
         "all that fit where fewer than 20 inputs are searched with.",
         metavar="KINDS",
         commands=_JUDGED,
+        group="Input",
     )
     stacked: bool = option(
         False,
@@ -277,12 +299,15 @@ class Settings:
         "Each array of the input files holds many samples, along its first axis.",
         kind=bool,
         commands=_EVERYWHERE | _REPAIR,
+        group="Input",
+        rare=True,
     )
     image_size: str | None = option(
         None,
         "--image-size",
         "What images are resized to, in pixels. Default: the model's fixed size, else the image's.",
         metavar="WIDTHxHEIGHT",
+        group="Input",
         commands=_EVERYWHERE | _REPAIR,
     )
     mean: str | None = option(
@@ -290,6 +315,7 @@ class Settings:
         "--mean",
         "Subtracted from an image's scaled pixels: one number or R,G,B. Default: 0.",
         metavar="NUMBERS",
+        group="Input",
         commands=_EVERYWHERE | _REPAIR,
     )
     std: str | None = option(
@@ -297,6 +323,7 @@ class Settings:
         "--std",
         "What an image's pixels, less the mean, are divided by: one number or R,G,B. Default: 1.",
         metavar="NUMBERS",
+        group="Input",
         commands=_EVERYWHERE | _REPAIR,
     )
     scale: float | None = option(
@@ -304,6 +331,7 @@ class Settings:
         "--scale",
         "What an image's pixels, 0 to 255, are multiplied by first. Default: 1/255.",
         **_POSITIVE,
+        group="Input",
         commands=_EVERYWHERE | _REPAIR,
     )
     layout: str = option(
@@ -311,6 +339,7 @@ class Settings:
         "--layout",
         "The axes of an image input; auto takes the axis of 1 or 3 for the channels.",
         choices=("auto", "NCHW", "NHWC"),
+        group="Input",
         commands=_EVERYWHERE | _REPAIR,
     )
     golden: str | Path | Feed | None = option(
@@ -318,6 +347,7 @@ class Settings:
         "--golden",
         "The original framework's outputs (.npz), checked against the reference.",
         kind=Path,
+        group="Input",
     )
     out: Path | None = option(
         None,
@@ -332,6 +362,7 @@ class Settings:
         },
         kind=Path,
         commands=_EVERYWHERE | _REPAIR,
+        group="Output",
     )
     fresh: bool = option(
         False,
@@ -363,6 +394,8 @@ class Settings:
         "Which TensorRT. Default: whichever imports.",
         choices=("tensorrt", "tensorrt_rtx"),
         commands=_EVERYWHERE,
+        group="Hardware",
+        rare=True,
     )
     typing: str = option(
         "strong",
@@ -370,11 +403,14 @@ class Settings:
         "Weak: flags, for TensorRT 8.6 to 10.x.",
         choices=("strong", "weak"),
         commands=_EVERYWHERE,
+        group="Hardware",
+        rare=True,
     )
     profile: Sequence[str] = option(
         (),
         "--profile",
         "INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs.",
+        group="Hardware",
     )
     time_shape: Sequence[str] = option(
         (),
@@ -383,6 +419,7 @@ class Settings:
         "that of the inputs.",
         metavar="INPUT:SHAPE",
         commands=_JUDGED,
+        group="Hardware",
     )
     evaluation_timeout: float = option(
         900.0,
@@ -391,6 +428,8 @@ class Settings:
         help_of={"reduce": "Seconds that an engine may take to build and run, or the check."},
         **_POSITIVE,
         commands=_EVERYWHERE,
+        group="Hardware",
+        rare=True,
     )
     workers: int = option(
         1,
@@ -400,6 +439,7 @@ class Settings:
         least=1,
         commands=_RUN | _ENGINES,
         help_of=dict.fromkeys(_ENGINES, "Fresh processes at a time, on one GPU."),
+        group="Hardware",
     )
     threads: int | None = option(
         None,
@@ -408,6 +448,7 @@ class Settings:
         kind=int,
         least=1,
         commands=_EVERYWHERE | _REPAIR,
+        group="Hardware",
     )
     ray: str | None = option(
         None,
@@ -415,6 +456,8 @@ class Settings:
         "Run the workers on this Ray cluster; 'local' starts one here.",
         metavar="ADDRESS",
         commands=_RUN,
+        group="Hardware",
+        rare=True,
     )
     budget: float | None = option(
         None,
@@ -433,6 +476,7 @@ class Settings:
         least=0,
         commands=_RUN | _ENGINES,
         help_of=dict.fromkeys(_ENGINES, "Builds, or calls of --check. Default: as needed."),
+        rare=True,
     )
     certify: str = option(
         "emulated",
@@ -440,6 +484,7 @@ class Settings:
         "Where each pin is proved: engine builds the model once without each.",
         choices=("emulated", "engine"),
         commands=_RUN,
+        rare=True,
     )
     limits: Limits = Limits()  # no option
 
@@ -470,7 +515,7 @@ def options() -> dict[str, Option]:
 
 def as_command(settings: Settings, command: str = "run") -> str:
     """The shell command for ``settings``, without defaults; objects are words in capitals."""
-    model = "MODEL" if isinstance(settings.model, onnx.ModelProto) else str(settings.model)
+    model = str(settings.model) if isinstance(settings.model, (str, Path)) else "MODEL"
     words = ["bisect-trt", command, model]
     for source in settings.inputs:
         words += ["--input", as_word(source)]
@@ -510,6 +555,8 @@ def within_threads(
 
     @wraps(job)
     def limited(settings: Settings, /, *rest: More.args, **named: More.kwargs) -> Answer:
+        from threadpoolctl import threadpool_limits  # --help does not wait for it
+
         with threadpool_limits(thread_count(settings.threads), "blas"):
             return job(settings, *rest, **named)
 

@@ -126,6 +126,18 @@ def test_inspect_names_patterns_and_advice(tmp_path: Path) -> None:
     )
     text = call("inspect", str(tmp_path / "m.onnx"))
     assert text.exit_code == 0 and "LayerNorm (written out)" in text.output
+    places = [text.output.index(part) for part in ("note: ", "LayerNorm (", "layer  ")]
+    assert places == sorted(places)
+
+
+def test_a_folder_is_taken_for_its_plan(tmp_path: Path) -> None:
+    onnx.save(encoder_layernorm().model, tmp_path / "m.onnx")
+    common = ("export", tmp_path / "m.onnx", "--format", "trtexec", "--plan")
+    refused = call(*common, tmp_path)
+    assert refused.exit_code == 2 and "no plan.json in this folder" in refused.stderr
+    (tmp_path / "plan.json").write_text(PrecisionPlan("fp16", {"/head/Pow"}).to_json())
+    in_folder = call(*common, tmp_path)
+    assert in_folder.output == call(*common, tmp_path / "plan.json").output
 
 
 def test_doctor() -> None:

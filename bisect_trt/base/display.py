@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 _CONTROLS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -23,6 +24,13 @@ def some_of(names: Sequence[str], most: int = 4) -> str:
     """The first ``most`` of ``names``, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint on the entry of ``known`` that is most like ``word``; empty if none is."""
+    by_case = {name.casefold(): name for name in known}
+    close = get_close_matches(word.casefold(), by_case, 1)
+    return f"; did you mean {by_case[close[0]]}?" if close else ""
 
 
 def counted(number: int, thing: str) -> str:

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
 
 STOPPING = Event()
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Delays Ctrl-C to the end of the block, such as while libraries are imported.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came inside the block.
+    """
+    # Interrupted during its import an extension may abort the process, as onnx's does.
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if before is not signal.default_int_handler or not is_main:  # a background job ignores it
+        yield
+        return
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received:
+        raise KeyboardInterrupt
 
 
 def is_stop(error: BaseException) -> bool:

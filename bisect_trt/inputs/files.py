@@ -151,9 +151,16 @@ def _is_input(path: Path) -> bool:
 
 def _read(path: Path, specs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
     if path.suffix != ".npy":
-        return read_npz(path)
+        return _named(read_npz(path), specs)
     name = _only(path, specs).name
     return {name: read_npy(path, name)}
+
+
+def _named(arrays: dict[str, NDArray[Any]], specs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
+    """``arrays``; one that was saved without a name gets that of the only input."""
+    if len(specs) == 1 and set(arrays) == {"arr_0"}:
+        return {specs[0].name: arrays["arr_0"]}
+    return arrays
 
 
 def _only(path: Path, specs: Sequence[InputSpec]) -> InputSpec:
@@ -178,7 +185,7 @@ def _from_stacked(
             row = partial(_row, path, specs, name, number)
             yield f"{path}[{number}]", LazyArrays(unchanged(path, row), recent)
         return
-    arrays = read_npz(path)
+    arrays = _named(read_npz(path), specs)
     rows = (
         {n: _alone(a[number], specs, n) for n, a in arrays.items()}
         for number in range(_stacked(path, arrays))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 
+from bisect_trt.base.display import did_you_mean
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.metrics.decisions import (
     BOX_LAYOUTS,
@@ -51,6 +52,11 @@ _TOLERANCE = re.compile(
     rf"^(?:(?P<output>.+):)?(?P<parts>[ar]tol\s*=\s*{_NUMBER}"
     rf"(?:\s*,\s*[ar]tol\s*=\s*{_NUMBER})?){_AGGREGATE}$"
 )
+_NEARLY = re.compile(
+    rf"^(?P<metric>[^<>=≤≥]+?)\s*(?P<sign>=<|=>|==?|<|>|≤|≥)\s*(?P<value>{_NUMBER})$"
+)
+"""A condition with a wrong sign, such as ``max_abs<1e-2``."""
+
 _SLICED = re.compile(r"^(?P<output>.+)\[(?P<part>[-\d:, ]+)\]$")
 
 
@@ -218,17 +224,7 @@ def _read(text: str, own: Sequence[str]) -> Requirement:
         )
         _check_metric(item, own)
     else:
-        metric = text.rpartition(":")[2].partition("@")[0]
-        if (metric in (*METRICS, *own) or is_decision(metric)) and not set(metric) & set("<>="):
-            raise BadInputError(
-                f"{where}: has no bound; quote it, for the shell takes < and > for itself: "
-                f"--requirement '{text}>=0.99'"
-            )
-        raise BadInputError(
-            f"{where}: not understood; write METRIC<=VALUE, OUTPUT:METRIC>=VALUE, "
-            "METRIC@mean<=VALUE, atol=A,rtol=R (atol=A,rtol=R@p95) or "
-            f"{BOX_MATCH}(BOXES,SCORES)>=VALUE"
-        )
+        raise BadInputError(f"{where}: {_fault(text, own)}")
     if not (math.isfinite(item.limit) and math.isfinite(item.relative)):
         raise BadInputError(f"{where}: its number is too large for any; mend it")
     if not is_aggregate(item.aggregate):
@@ -238,6 +234,31 @@ def _read(text: str, own: Sequence[str]) -> Requirement:
             f"percentile such as @p95{hint if item.aggregate == 'all' else ''}"
         )
     return item
+
+
+def _fault(text: str, own: Sequence[str]) -> str:
+    """What is wrong with a condition that has no known form, and what to write."""
+    nearly = _NEARLY.match(text)
+    named = nearly["metric"] if nearly is not None else text
+    metric = named.rpartition(":")[2].partition("@")[0]
+    boxes = nearly is not None and metric.startswith(BOX_MATCH)
+    known = metric in (*METRICS, *own) or (is_decision(metric) and not boxes)
+    if known and not set(metric) & set("<>="):
+        larger = is_decision(metric) or metric in LARGER_IS_BETTER
+        sign = ">=" if larger else "<="
+        if nearly is not None:
+            return (
+                f"bounds are written with <= or >=: --requirement '{named}{sign}{nearly['value']}'"
+            )
+        value = "40" if metric.endswith("_db") else "0.99" if larger else "1e-2"
+        return (
+            "has no bound; quote it, or the shell takes < and > for itself, and writes to a file "
+            f"such as '={value}': --requirement '{named}{sign}{value}'"
+        )
+    return (
+        "not understood; write METRIC<=VALUE, OUTPUT:METRIC>=VALUE, METRIC@mean<=VALUE, "
+        f"atol=A,rtol=R (atol=A,rtol=R@p95) or {BOX_MATCH}(BOXES,SCORES)>=VALUE"
+    )
 
 
 def _tolerance(text: str, found: re.Match[str]) -> Requirement:
@@ -270,11 +291,13 @@ def _check_metric(item: Requirement, own: Sequence[str]) -> None:
             f"{where}: a time limit, not a metric; write it as hold in bisect.toml, or as --hold "
             "of gate and verify"
         )
+    if item.metric in ("atol", "rtol"):
+        raise BadInputError(f"{where}: write atol=A,rtol=R, such as {item.metric}={item.limit:g}")
     if item.metric not in METRICS and not decides:
         known = (*METRICS, "top1", "top5", "argmax", EQUAL, "mask_iou", BOX_MATCH, *own)
         raise BadInputError(
             f"{where}: unknown metric {item.metric!r}; known are {', '.join(known)}, and those "
-            "that --metric MODULE:FUNCTION names"
+            f"that --metric MODULE:FUNCTION names{did_you_mean(item.metric, known)}"
         )
     if item.metric.startswith(BOX_MATCH):
         _read_box_match(item)

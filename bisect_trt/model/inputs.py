@@ -116,6 +116,7 @@ def check_array(
     Raises:
         BadInputError: the model does not take the array.
     """
+    layout = _layout_hint(shape, spec.shape)
     if dtype != spec.dtype:
         hint = "convert it with .astype()"
         if spec.dtype.kind == "V":  # NumPy lacks this type
@@ -125,24 +126,49 @@ def check_array(
                 f"{where}: input {spec.name!r} is text; models that take text are not supported"
             )
         raise BadInputError(
-            f"{where}: input {spec.name!r} is {dtype}, the model takes {spec.dtype}; {hint}"
+            f"{where}: input {spec.name!r} is {dtype}, the model takes {spec.dtype}; {hint}{layout}"
         )
     if spec.shape is not None and len(shape) != len(spec.shape):
         raise BadInputError(
             f"{where}: input {spec.name!r} has {counted(len(shape), 'dimension')}, the model "
-            f"takes {len(spec.shape)}"
+            f"takes {len(spec.shape)}{layout}"
         )
     for axis, (size, dim) in enumerate(zip(shape, spec.shape or (), strict=False)):
         if isinstance(dim, int) and size != dim:
             raise BadInputError(
                 f"{where}: input {spec.name!r} has size {size} on axis {axis}, the model takes "
-                f"{dim}"
+                f"{dim}{layout}"
             )
         if isinstance(dim, str) and symbols.setdefault(dim, size) != size:
             raise BadInputError(
                 f"{where}: input {spec.name!r} has size {size} on axis {axis}, but {dim!r} is "
                 f"{symbols[dim]} elsewhere"
             )
+
+
+_LAYOUTS = (("NHWC", "NCHW", (0, 3, 1, 2)), ("NCHW", "NHWC", (0, 2, 3, 1)))
+"""A layout of images, another, and the axes that turn the first into the second."""
+
+
+def _layout_hint(shape: tuple[int, ...], wanted: tuple[int | str | None, ...] | None) -> str:
+    """How images of another layout, or without a batch axis, become what the model takes."""
+    if wanted is None or _fits(shape, wanted):
+        return ""
+    lacks_batch = len(shape) + 1 == len(wanted)
+    whole, array = ((1, *shape), "array[None]") if lacks_batch else (shape, "array")
+    if lacks_batch and _fits(whole, wanted):
+        return f"; add the batch axis: {array}"
+    for given, asked, axes in _LAYOUTS:
+        if len(whole) == 4 and _fits(tuple(whole[axis] for axis in axes), wanted):
+            return f"; it looks like {given}, the model takes {asked}: {array}.transpose{axes}"
+    return ""
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> bool:
+    """Whether an array of this shape has the sizes that are fixed."""
+    return len(shape) == len(wanted) and all(
+        not isinstance(dim, int) or size == dim for size, dim in zip(shape, wanted, strict=True)
+    )
 
 
 def _dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

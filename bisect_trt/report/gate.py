@@ -44,8 +44,6 @@ from bisect_trt.report.tables import judged_scores, share_kept
 from bisect_trt.settings import FORMER, Option, Settings, options
 from bisect_trt.steps.saved_plan import compiled
 
-PROJECT_FILE = "bisect.toml"
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _FILES = ("--input", "--holdout", "--metric", "--augmented")

@@ -330,9 +330,19 @@ def print_verification(console: Console, verification: Verification) -> None:
 
 
 def print_inspection(console: Console, inspection: Inspection) -> None:
-    """Prints the layers, the patterns and the findings."""
+    """Prints the findings, the patterns and the layers."""
     layers = counted(len(inspection.layers), "layer")
     console.print(f"{printable(inspection.model)}: opset {inspection.opset}, {layers}")
+    for line in (*(f.message for f in inspection.findings), *inspection.advice):
+        console.print(printable(f"note: {line}"), style="yellow")
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in inspection.kept.items():
+        by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
+        console.print(printable(f"kept in FP32: {some_of(names, 3)} ({reason})"))
+    for pattern in inspection.patterns:
+        how = "written out" if pattern.decomposed else "one operator"
+        console.print(printable(f"{pattern.kind} ({how}): {', '.join(pattern.layers)}"))
     columns = {
         "layer": [layer.name for layer in inspection.layers],
         "op": [layer.op for layer in inspection.layers],
@@ -343,16 +353,6 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     for row in zip(*shown.values(), strict=True):
         table.add_row(*map(printable, row))
     console.print(table)
-    for pattern in inspection.patterns:
-        how = "written out" if pattern.decomposed else "one operator"
-        console.print(printable(f"{pattern.kind} ({how}): {', '.join(pattern.layers)}"))
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in inspection.kept.items():
-        by_reason.setdefault(reason, []).append(name)
-    for reason, names in by_reason.items():
-        console.print(printable(f"kept in FP32: {some_of(names, 3)} ({reason})"))
-    for line in (*(f.message for f in inspection.findings), *inspection.advice):
-        console.print(printable(f"note: {line}"), style="yellow")
 
 
 def print_cures(console: Console, cures: Cures, folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from bisect_trt.base.atomic_files import FITTED_MODEL, REPAIRED_MODEL
+from bisect_trt.base.atomic_files import FITTED_MODEL, PLAN, REPAIRED_MODEL
 from bisect_trt.base.display import counted
 from bisect_trt.base.errors import BadInputError, one_line
 from bisect_trt.base.outcomes import Finding
@@ -214,11 +214,15 @@ _SHORT = {"as is": "as it is"}
 
 
 def read_plan(path: Path) -> SavedPlan:
-    """The plan in the file ``path``.
+    """The plan in the file ``path``, or in plan.json of the folder ``path``.
 
     Raises:
         BadInputError: it cannot be read, or is no plan.
     """
+    if path.is_dir():
+        path = path / PLAN
+        if not path.exists():
+            raise BadInputError(f"{path.parent}: no {PLAN} in this folder; give a run's folder")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

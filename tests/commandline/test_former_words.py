@@ -97,7 +97,7 @@ def test_former_options_work_and_are_not_shown(
         raise BadInputError("seen")
 
     job = "run" if command == "gate" else command
-    monkeypatch.setattr(f"bisect_trt.cli.{job}", noted)
+    monkeypatch.setattr(f"bisect_trt.commands.{job}", noted)
     arguments = files if command != "gate" else ["--config", str(tmp_path / "bisect.toml")]
     if command == "verify":
         arguments = [*arguments, "--plan", str(tmp_path / "plan.json")]

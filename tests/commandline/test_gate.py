@@ -64,7 +64,7 @@ def test_an_error_that_nobody_foresaw_is_of_one_model(
                 raise error
         return run(settings, observer)
 
-    monkeypatch.setattr("bisect_trt.cli.run", run_or_break)
+    monkeypatch.setattr("bisect_trt.commands.run", run_or_break)
     ended = gate(tmp_path)
     assert ended.exit_code == 70 and "a slip" in ended.stderr
     made = json.loads((tmp_path / "reports" / "gate" / "gate.json").read_text())
@@ -85,7 +85,7 @@ def test_ctrl_c_that_comes_out_as_another_error_ends_the_gate(
         except KeyboardInterrupt as error:
             raise RuntimeError("cannot release un-acquired lock") from error
 
-    monkeypatch.setattr("bisect_trt.cli.run", stopped)
+    monkeypatch.setattr("bisect_trt.commands.run", stopped)
     assert gate(tmp_path).exit_code == 130 and len(runs) == 1
 
 

@@ -154,7 +154,22 @@ CASES: dict[str, tuple[Callable[[Desk], object], str]] = {
     "NaN": (lambda d: _nan(d, np.nan), "NaN or infinite values, the first at (1, 2)"),
     "infinity": (lambda d: _nan(d, np.inf), "NaN or infinite"),
     "unknown requirement": (_with("--requirement", "speed<=1"), "unknown metric 'speed'"),
-    "malformed requirement": (_with("--requirement", "max_abs=1"), "not understood"),
+    "malformed requirement": (_with("--requirement", "max_abs is 1"), "not understood"),
+    "wrong sign": (
+        _with("--requirement", "max_abs<1e-2"),
+        "written with <= or >=: --requirement 'max_abs<=1e-2'",
+    ),
+    "equals": (_with("--requirement", "y:cosine=0.9"), "--requirement 'y:cosine>=0.9'"),
+    "bound that the shell took": (
+        _with("--requirement", "snr_db@mean"),
+        "writes to a file such as '=40': --requirement 'snr_db@mean>=40'",
+    ),
+    "upper bound that the shell took": (
+        _with("--requirement", "max_abs"),
+        "--requirement 'max_abs<=1e-2'",
+    ),
+    "misspelt metric": (_with("--requirement", "cosin>=0.9"), "did you mean cosine?"),
+    "tolerance as a metric": (_with("--requirement", "atol<=1e-3"), "such as atol=0.001"),
     "requirement on no output": (_with("--requirement", "logits:max_abs<=1"), "no output 'logits'"),
     "golden missing": (
         lambda d: d.extra.extend(["--golden", str(d.folder / "no.npz")]),
@@ -170,6 +185,8 @@ CASES: dict[str, tuple[Callable[[Desk], object], str]] = {
     "foreign cache": (_foreign_cache, "not a usable cache"),
     "runner not here": (_with("--runner", "tensorrt"), "tensorrt"),
     "unknown precision": (_with("--precision", "int8"), "int8"),
+    "precision in capitals": (_with("--precision", "FP16"), "did you mean fp16?"),
+    "reference as precision": (_with("--precision", "fp32"), "fp32 is the reference"),
     "unknown runner": (_with("--runner", "abacus"), "abacus"),
     "workers not positive": (_with("--workers", "0"), "workers"),
 }

@@ -20,6 +20,7 @@ from bisect_trt.inputs.samples import load_samples
 from bisect_trt.model.inputs import InputSpec
 
 SPECS = [InputSpec("x", np.dtype(np.float32), (1, 4))]
+IMAGES = [InputSpec("pixels", np.dtype(np.float32), ("n", 3, 8, 10))]
 TWO = [*SPECS, InputSpec("y", np.dtype(np.int64), (2,))]
 
 
@@ -208,3 +209,34 @@ def test_a_header_of_gigabytes_is_not_read(tmp_path: Path, zipped: bool) -> None
         path.write_bytes(header)
     with pytest.raises(BadInputError, match="its header is too long"):
         load_samples([path], SPECS)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_an_array_without_a_name_is_the_only_input(tmp_path: Path, stacked: bool) -> None:
+    np.savez(tmp_path / "a.npz", rows(1) if stacked else rows(1)[0])
+    (found,) = load_samples([tmp_path / "a.npz"], SPECS, stacked=stacked)
+    assert np.array_equal(found.arrays["x"], rows(1)[0])
+    with pytest.raises(BadInputError, match=r"input 'x' is missing.*holds arr_0"):
+        load_samples([tmp_path / "a.npz"], TWO)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((1, 8, 10, 3), r"looks like NHWC, the model takes NCHW: array.transpose\(0, 3, 1, 2\)"),
+        ((8, 10, 3), r"NHWC, .* NCHW: array\[None\].transpose\(0, 3, 1, 2\)"),
+        ((3, 8, 10), r"add the batch axis: array\[None\]$"),
+        ((1, 3, 10, 8), r"size 10 on axis 2, the model takes 8$"),
+    ],
+)
+def test_another_layout_is_recognised(shape: tuple[int, ...], words: str) -> None:
+    with pytest.raises(BadInputError, match=words):
+        load_samples([{"pixels": np.zeros(shape, np.float32)}], IMAGES)
+
+
+def test_channels_first_where_they_are_last_are_recognised() -> None:
+    last = [InputSpec("pixels", np.dtype(np.float32), (1, 8, 10, 3))]
+    given = {"pixels": np.zeros((1, 3, 8, 10), np.uint8)}
+    words = r"uint8.*looks like NCHW, the model takes NHWC: array.transpose\(0, 2, 3, 1\)"
+    with pytest.raises(BadInputError, match=words):
+        load_samples([given], last)

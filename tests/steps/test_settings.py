@@ -155,6 +155,7 @@ def test_values_are_normalised_and_wrong_ones_refused() -> None:
     assert made.out == Path("x") and made.evaluation_timeout == 3.0
     for wrong, words in (
         ({"precision": "fp32"}, "that is the reference"),
+        ({"precision": "FP16"}, "choose one of fp16, bf16, tf32; did you mean fp16?"),
         ({"runner": "abacus"}, "unknown; choose one of auto"),
         ({"workers": 0}, "at least 1"),
         ({"evaluation_timeout": 0}, "more than 0"),
