@@ -470,8 +470,8 @@ class Settings:
     max_builds: int | None = option(
         None,
         "--max-builds",
-        "Engine builds beyond the baselines; the answer's own is always made. Default: 8, with "
-        "--certify engine as many as needed.",
+        "Engine builds beyond the baselines and those to time; the answer's own is always made. "
+        "Default: 8 and 6 more to time, with --certify engine as many as needed.",
         kind=int,
         least=0,
         commands=_RUN | _ENGINES,

@@ -37,7 +37,7 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.typed import to_typed
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.tensorrt.timing import RoundTimes
-from bisect_trt.steps.fastest import ALL_BUT_MATRIX, FEWEST
+from bisect_trt.steps.fastest import ALL_BUT_MATRIX, HARMFUL_FIRST
 from bisect_trt.steps.timing import Build, PlanTime, Timing
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual
@@ -99,7 +99,7 @@ def answer(require: Sequence[str], out: str) -> Any:
         limits=FEWEST_COPIES,
     )
     every = tuple(layer.name for layer in Graph(FIXTURE.model).layers)
-    candidate = Candidate(FEWEST, every[:-1], 0.1, True, 1.0, chosen=False)
+    candidate = Candidate(HARMFUL_FIRST, every[:-1], 0.1, True, 1.0, chosen=False)
     engine = SimpleNamespace(candidates=(candidate,))
     return replace(result, engine=engine)
 
@@ -115,7 +115,7 @@ def made(tmp_path: Path, **ms: float) -> Row:
 def test_a_row_has_each_engine_with_its_time_and_whether_it_passes(tmp_path: Path) -> None:
     found = made(tmp_path, FP16=1.0, FP32=5.0, ours=1.4)
     engines = {engine.name: engine for engine in found.engines}
-    assert list(engines) == [REDUCED, EXACT, ALL_BUT_MATRIX, "AutoCast", OURS, FEWEST]
+    assert list(engines) == [REDUCED, EXACT, ALL_BUT_MATRIX, "AutoCast", OURS, HARMFUL_FIRST]
     ours, reduced = engines[OURS], engines[REDUCED]
     assert ours.passes and ours.layers and not reduced.passes and engines[EXACT].passes
     assert ours.saving_kept == pytest.approx(0.9) and reduced.saving_kept == 1.0

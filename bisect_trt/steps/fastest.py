@@ -43,7 +43,7 @@ from bisect_trt.steps.validation_inputs import MAX_TESTS
 MAX_CANDIDATES = 6
 """Engines that are built to be timed, where ``--max-builds`` says nothing."""
 
-FEWEST = "fewest layers"
+HARMFUL_FIRST = "most harmful first"
 CHEAP_FIRST = "cheap layers first"
 ALL_BUT_MATRIX = "all but matrix layers"
 BLOCKS = "whole blocks"
@@ -68,7 +68,7 @@ def rankings(problem: Problem, context: Context, triage: Triage) -> Iterator[Ran
     """The orders in which a clock may prefer to keep layers in FP32."""
     strength, matrices = triage.sensitivity.strength, problem.matrix_layers
     broken = [name for name in triage.ranking if name in triage.broken]
-    yield Ranking(FEWEST, triage.ranking)
+    yield Ranking(HARMFUL_FIRST, triage.ranking)
     yield Ranking(CHEAP_FIRST, tuple(ranked_by_worth(context.costs, triage)))
     others = [name for name in triage.ranking if name not in matrices]
     products = [name for name in triage.ranking if name in matrices]
