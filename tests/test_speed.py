@@ -130,7 +130,7 @@ def test_a_row_has_each_engine_with_its_time_and_whether_it_passes(tmp_path: Pat
 
 
 def test_a_right_engine_that_is_faster_is_said(tmp_path: Path) -> None:
-    found = made(tmp_path, FP16=1.0, FP32=5.0, ours=1.4, fewest=1.3)
+    found = made(tmp_path, FP16=1.0, FP32=5.0, ours=1.4, most=1.3)
     assert found.is_fastest is False
     (line,) = (line for line in lines(found) if line[2].startswith("**ours**"))
     assert "**no**" in line
