@@ -38,7 +38,7 @@ def test_ids_and_truth_values_are_compared_and_not_chosen_among(tmp_path: Path) 
     asked = [f"{chosen}:top1>=1", f"{sure}:top10>=0.5", f"{logits}:top9>=1"]
     result = bisect_trt.bisect(model, given, require=asked, robust=0, out=tmp_path)
     assert result.passed
-    with pytest.raises(BadInputError, match=f"top10>=1: always true.*{logits}.*has 10;"):
+    with pytest.raises(BadInputError, match=f"top10>=1.: always true.*{logits}.*has 10;"):
         bisect_trt.bisect(model, given, require=f"{logits}:top10>=1", out=tmp_path / "refused")
 
 
@@ -65,7 +65,7 @@ def test_an_argmax_of_one_channel_is_refused(
     if not refused:
         assert run().requirements == ("argmax>=1",)
         return
-    with pytest.raises(BadInputError, match=r"argmax>=1: always true.*has 1;"):
+    with pytest.raises(BadInputError, match=r"argmax>=1.: always true.*has 1;"):
         run()
 
 
