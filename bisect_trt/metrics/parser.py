@@ -52,9 +52,7 @@ _TOLERANCE = re.compile(
     rf"^(?:(?P<output>.+):)?(?P<parts>[ar]tol\s*=\s*{_NUMBER}"
     rf"(?:\s*,\s*[ar]tol\s*=\s*{_NUMBER})?){_AGGREGATE}$"
 )
-_NEARLY = re.compile(
-    rf"^(?P<metric>[^<>=≤≥]+?)\s*(?P<sign>=<|=>|==?|<|>|≤|≥)\s*(?P<value>{_NUMBER})$"
-)
+_NEARLY = re.compile(rf"^(?P<metric>[^<>=≤≥]+?)\s*(?:=<|=>|==?|<|>|≤|≥)\s*(?P<value>{_NUMBER})$")
 """A condition with a wrong sign, such as ``max_abs<1e-2``."""
 
 _SLICED = re.compile(r"^(?P<output>.+)\[(?P<part>[-\d:, ]+)\]$")

@@ -28,6 +28,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.model.cost import SAME_TIME
 from bisect_trt.search.minimise import tightened
+from bisect_trt.search.prefix import by_worth
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.baselines import Baselines
 from bisect_trt.steps.confirm import Judgement
@@ -35,7 +36,7 @@ from bisect_trt.steps.context import Context
 from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.select_robust import bisect, ranked_by_worth
+from bisect_trt.steps.select_robust import as_searched, bisect, ranked_by_worth
 from bisect_trt.steps.timing import Build, Timing
 from bisect_trt.steps.validation import validate_next
 from bisect_trt.steps.validation_inputs import MAX_TESTS
@@ -74,20 +75,13 @@ def rankings(problem: Problem, context: Context, triage: Triage) -> Iterator[Ran
     products = [name for name in triage.ranking if name in matrices]
     if products and others:
         yield Ranking(ALL_BUT_MATRIX, (*others, *products), len(others))
-    ranked, worth = set(triage.ranking), dict[int, float]()
-    for number, (block, cost) in enumerate(
-        zip(context.costs.blocks, context.costs.costs, strict=True)
-    ):
-        harm = sum(strength.get(work.name, 0.0) for work in block)
-        worth[number] = harm / max(cost.whole, 1e-3 * context.costs.extra, 1e-12)
-    blocks = [
-        work.name
-        for number in sorted(worth, key=lambda n: -worth[n])
-        for work in context.costs.blocks[number]
-        if work.name in ranked
-    ]
-    left = [name for name in triage.ranking if name not in set(blocks)]
-    yield Ranking(BLOCKS, tuple(dict.fromkeys((*broken, *blocks, *left))), len(broken))
+    blocks = {str(number): block for number, block in enumerate(context.costs.blocks)}
+    harm = {n: sum(strength.get(w.name, 0.0) for w in block) for n, block in blocks.items()}
+    cost = {n: one.whole for n, one in zip(blocks, context.costs.costs, strict=True)}
+    in_blocks = [work.name for n in by_worth(list(blocks), harm, cost) for work in blocks[n]]
+    ranked = set(triage.ranking)
+    layers = (*broken, *(name for name in in_blocks if name in ranked), *triage.ranking)
+    yield Ranking(BLOCKS, tuple(dict.fromkeys(layers)), len(broken))
 
 
 class _Race:
@@ -171,6 +165,11 @@ def fastest_plan(
         for ranking in rankings(problem, context, triage):
             # On an H200 these alone took less time than everything in FP16.
             if few and ranking.name != ALL_BUT_MATRIX:
+                continue
+            # The search has been along it, and new inputs may have refused shorter sets of it.
+            if judgement.bisection is not None and judgement.bisection.ranking == tuple(
+                as_searched(problem, ranking.layers)
+            ):
                 continue
             context.tell(f"{ranking.name}: a plan to be timed")
             race.enter(ranking)
