@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,25 @@ class Timing:
                 count = "Another process" if others == 1 else f"{others} other processes"
                 found.append(f"{count} used the GPU while engines were timed.")
         return tuple(found)
+
+    def as_data(self) -> dict[str, Any]:
+        """The times as JSON takes them, which :meth:`from_data` reads."""
+        plans = {name: asdict(plan.rounds) for name, plan in self.plans.items()}
+        for rounds in plans.values():
+            rounds["graph_ms"] = [None if math.isnan(ms) else ms for ms in rounds["graph_ms"]]
+        condition = asdict(self.condition) if self.condition is not None else None
+        own = self.own_processes
+        return {"plans": plans, "versions": dict(self.versions), "on": condition, "own": own}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Timing:
+        """The times that :meth:`as_data` wrote."""
+        plans = dict[str, PlanTime]()
+        for name, rounds in data["plans"].items():
+            graph = tuple(math.nan if ms is None else ms for ms in rounds["graph_ms"])
+            plans[name] = PlanTime(RoundTimes(graph, tuple(rounds["plain_ms"]), rounds["failure"]))
+        condition = GpuCondition(**data["on"]) if data["on"] is not None else None
+        return cls(plans, data["versions"], condition, data["own"])
 
     def of_choices(self) -> tuple[ChoiceTimes, ...]:
         """The times of each name that has some, for a record."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,6 +20,7 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.report.headline import answer_lines
 from bisect_trt.report.record import read_run
+from bisect_trt.runners.device import GpuCondition
 from bisect_trt.runners.tensorrt.timing import RoundTimes
 from bisect_trt.steps.timing import Build, PlanTime, Timing
 from fixtures.encoders import encoder_decomposed
@@ -194,6 +197,24 @@ def test_a_gpu_that_cannot_time_leaves_the_search_s_answer(tmp_path: Path) -> No
     result = timed_run(broken, tmp_path)
     assert result.passed and not by_name(result)
     assert any("no GPU is left" in finding.message for finding in result.findings)
+
+
+def test_a_repeated_command_times_nothing_and_answers_the_same(tmp_path: Path) -> None:
+    first = timed_run(Timer(dear_matrices, spread=0.01), tmp_path)
+    other = Timer(dear_layers)
+    again = timed_run(other, tmp_path)
+    assert first.engine is not None and again.engine is not None
+    assert other.timed == [] and again.pinned == first.pinned
+    assert again.engine.times == first.engine.times != ()
+    fresh = timed_run(other, tmp_path, fresh=True)
+    assert other.timed != [] and fresh.pinned != first.pinned
+
+
+def test_times_are_read_as_they_were_written() -> None:
+    rounds = RoundTimes((math.nan, 1.0), (2.0, 3.0)), RoundTimes(failure="out of memory")
+    plans = {str(n): PlanTime(one) for n, one in enumerate(rounds)}
+    timing = Timing(plans, {"tensorrt": "11"}, GpuCondition(1200, 1980, None), own_processes=3)
+    assert repr(Timing.from_data(json.loads(json.dumps(timing.as_data())))) == repr(timing)
 
 
 def test_engines_are_timed_at_the_shape_asked_for(tmp_path: Path) -> None:
