@@ -34,6 +34,7 @@ OTHERS = {
         "--minShapes",
         "--optShapes",
         "--maxShapes",
+        "--tuneBuildRoutes",
         "--layerPrecisions",
     },
     "tensorrt_rtx": {
