@@ -122,7 +122,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadInputError(
-            f"{path}: no such file; write one (see docs/gate.md), or name it with --config"
+            f"{path}: no such file; write one (see docs/ci.md), or name it with --config"
         ) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 120)})") from error

@@ -39,7 +39,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = onnx.load(folder / "model.onnx")
     outputs = zip((o.name for o in model.graph.output), run_model(model, inputs), strict=True)
     np.savez(folder / "golden.npz", **dict(outputs))
-    gate = next(b for b in blocks_of(ROOT / "docs" / "gate.md") if b.title == "bisect.toml")
+    gate = next(b for b in blocks_of(ROOT / "docs" / "ci.md") if b.title == "bisect.toml")
     (folder / "bisect.toml").write_text(gate.text)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -16,12 +16,38 @@ from bisect_trt.cli import main
 from tests.docs.pages import ROOT
 
 AS_WRITTEN = {
-    "docs/validation.md",
+    "docs/how-it-works.md",
     "docs/get-started.md",
     "docs/report.md",
     "docs/cases/2-encoder.md",
 }
 """Pages about what a plan holds on. Elsewhere runs keep to the given inputs, which is cheaper."""
+
+OTHERS = {
+    "trtexec": {
+        "--onnx",
+        "--saveEngine",
+        "--stronglyTyped",
+        "--noTF32",
+        "--fp16",
+        "--best",
+        "--minShapes",
+        "--optShapes",
+        "--maxShapes",
+        "--tuneBuildRoutes",
+        "--layerPrecisions",
+    },
+    "tensorrt_rtx": {
+        "--onnx",
+        "--saveEngine",
+        "--skipInference",
+        "--loadEngine",
+        "--runtimeCacheFile",
+    },
+    "tritonserver": {"--model-repository"},
+    "polygraphy": {"--save-inputs"},
+}
+"""Options of other tools that pages speak of, from those tools' documentation."""
 
 
 def ran(command: str, page: str, limits: Limits) -> str:
@@ -73,6 +99,8 @@ def asks_for_what_is_there(command: str) -> None:
     if words[0] == "bisect-trt":
         its = main.commands[words[1]]
         its.make_context(words[1], words[2:])
+    elif words[0] in OTHERS:
+        assert {word.partition("=")[0] for word in words[1:]} <= OTHERS[words[0]], command
     elif words[:2] == ["pip", "install"]:
         extras = re.findall(r"\[(.+)\]", words[-1])
         text = (ROOT / "pyproject.toml").read_text()

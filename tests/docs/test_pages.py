@@ -48,7 +48,7 @@ def test_what_a_page_tells_to_do_works(
         elif block.language in SHELL:
             said = "".join(ran(command, name_of(page), limits) for command in block.commands)
         elif block.language == "text" and said:
-            first = re.split(r"\.\.\.|[;.] |[;.]$", block.text.splitlines()[0])[0]
+            first = re.split(r"\.\.\.|[;.] |[;.]$", " ".join(block.text.split("\n")[0].split()))[0]
             assert first in " ".join(said.split()), f"{name_of(page)}:{block.line}: {first}"
             said = ""
     for made in map(Path, CASES_RUN):

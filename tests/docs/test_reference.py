@@ -22,14 +22,7 @@ from bisect_trt.cli import main
 from bisect_trt.settings import options
 from tests.copies import EIGHT
 from tests.docs.pages import DOCS, PAGES, ROOT, inline_code, name_of
-from tests.docs.shell import ran
-
-OTHERS = {
-    "--noTF32": "trtexec",
-    "--layerPrecisions": "trtexec",
-    "--save-inputs": "polygraphy",
-}
-"""Options of other tools that pages speak of."""
+from tests.docs.shell import OTHERS, ran
 
 
 def options_of(command: click.Command) -> set[str]:
@@ -38,7 +31,7 @@ def options_of(command: click.Command) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_options_that_a_page_names_exist(page: Path) -> None:
-    every = set().union(*map(options_of, main.commands.values())) | OTHERS.keys() | {"--version"}
+    every = set().union({"--version"}, *map(options_of, main.commands.values()), *OTHERS.values())
     for code in inline_code(page):
         words = code.split()
         if words[0] in ("python", "make", "pip", "pre-commit"):
@@ -123,11 +116,11 @@ def test_the_site_shows_the_files_that_the_page_of_ci_links_to(hooks: ModuleType
 
 def test_links_lead_to_the_site_s_pages_or_to_none(hooks: ModuleType) -> None:
     text = (
-        "[a](../benchmarks/results/validation.md) [b](../docs/validation.md#the-word) "
+        "[a](../benchmarks/results/validation.md) [b](../docs/repair.md#the-rules) "
         "[c](../CHANGELOG.md) [d](../Makefile) [e](https://example.org)"
     )
     assert hooks.on_page_markdown(text, page_at("index.md")) == (
-        "[a](figures/validation.md) [b](validation.md#the-word) "
+        "[a](figures/validation.md) [b](repair.md#the-rules) "
         "[c](changelog.md) d (`Makefile`) [e](https://example.org)"
     )
     problem = "[a](../../benchmarks/results/validation.md) [b](README.md) [c](../report.md)"

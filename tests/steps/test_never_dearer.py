@@ -78,5 +78,5 @@ def test_a_looser_requirement_never_costs_more(make: Case, tmp_path: Path) -> No
         others["aggregate"] = on_most(require)
     for name, other in others.items():
         loose = cost_of(case, other, tmp_path / name)
-        # What differs by less is the same time (docs/speed.md).
+        # What differs by less is the same time (docs/gpu.md).
         assert loose <= strict + 0.03, f"{other} costs {loose:.3f}, {require} {strict:.3f}"
