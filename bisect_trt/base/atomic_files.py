@@ -153,6 +153,7 @@ RESULT_FILES = (
     "report.md",
     "junit.xml",
     "layers.csv",
+    "original_layers.csv",
     "outputs.csv",
     "search.csv",
     "pins.csv",

@@ -127,6 +127,7 @@ def write_report(result: Record, state: RunState) -> None:
     """
     tables = {name: getattr(result, name) for name in ("layers", "outputs", "search", "pins")}
     sometimes = {"engines": result.cost, "inputs": result.inputs, "tradeoff": result.tradeoff}
+    sometimes["original_layers"] = result.original_layers
     tables |= {name: table for name, table in sometimes.items() if len(table)}
     problem = repaired = fitted = state.problem
     models: dict[str, onnx.ModelProto] = {}

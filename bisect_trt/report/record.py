@@ -94,8 +94,8 @@ class SearchFacts:
 class Record:
     """The result of ``run``; in Jupyter it shows itself as the report's first screen.
 
-    ``layers``, ``outputs``, ``search``, ``pins``, ``inputs`` and ``tradeoff`` are the CSV files of
-    these names as DataFrames; ``cost`` is engines.csv, and ``by_requirement`` has a row per
+    ``layers``, ``original_layers``, ``outputs``, ``search``, ``pins``, ``inputs`` and ``tradeoff``
+    are the CSV files of these names as DataFrames; ``cost`` is engines.csv, and ``by_requirement`` has a row per
     requirement. docs/columns.md has their columns; a table that does not apply is empty.
     ``choices`` is a DataFrame too, ``model_path`` the model to ship, ``open()`` shows the report.
 
@@ -176,6 +176,7 @@ class Record:
     given_share: float = 1.0
     inputs: pd.DataFrame = field(default_factory=pd.DataFrame)
     tradeoff: pd.DataFrame = field(default_factory=pd.DataFrame)
+    original_layers: pd.DataFrame = field(default_factory=pd.DataFrame)
     budget_minutes: float | None = None
     out_of_time: bool = False
     interrupted: bool = False
@@ -395,7 +396,7 @@ class Record:
 
 Json = Mapping[str, Any]
 _Kind = TypeVar("_Kind")
-_SOMETIMES = ("engines", "inputs", "tradeoff")
+_SOMETIMES = ("engines", "inputs", "tradeoff", "original_layers")
 _SAME = (
     *("model", "runner", "sentence", "passed", "complete", "ranked", "interrupted", "command"),
     *("requirements", "samples", "metrics", "dynamic_inputs", "versions"),
@@ -506,6 +507,7 @@ def _record(data: Json, folder: Path) -> Record:
         given_share=round(1.0 - _number(data["allow_misses"]), 12),
         inputs=tables["inputs"],
         tradeoff=tables["tradeoff"],
+        original_layers=tables["original_layers"],
         by_requirement=_by_requirement(data),
         budget_minutes=data["budget"] and float(data["budget"]["minutes"]),
         out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),

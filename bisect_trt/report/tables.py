@@ -18,6 +18,7 @@ from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import brief
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
+from bisect_trt.model.lost_constants import constant_sizes
 from bisect_trt.model.patterns import Origin, Pattern, list_origins
 from bisect_trt.model.walk import captured_names
 from bisect_trt.report.choices import Choice, Passes
@@ -121,6 +122,9 @@ def _all_layers(state: RunState, plan: PrecisionPlan) -> pd.DataFrame:
         table = state.engine.table.joined(table)
     wrong = dict(zip(table["layer"], is_wrong(table), strict=True))
     table["source"] = table["layer"].isin(failure_sources(state.problem.graph, wrong))
+    sizes = constant_sizes(state.problem.graph)
+    ends = [sizes.get(str(name), (math.nan, math.nan)) for name in table["layer"]]
+    table["constant_min"], table["constant_max"] = [e[0] for e in ends], [e[1] for e in ends]
     return table
 
 
