@@ -95,8 +95,9 @@ class Record:
     """The result of ``run``; in Jupyter it shows itself as the report's first screen.
 
     ``layers``, ``original_layers``, ``outputs``, ``search``, ``pins``, ``inputs`` and ``tradeoff``
-    are the CSV files of these names as DataFrames; ``cost`` is engines.csv, and ``by_requirement`` has a row per
-    requirement. docs/columns.md has their columns; a table that does not apply is empty.
+    are the CSV files of these names as DataFrames; ``cost`` is engines.csv, and ``by_requirement``
+    has a row per requirement. docs/columns.md has their columns; a table that does not apply is
+    empty.
     ``choices`` is a DataFrame too, ``model_path`` the model to ship, ``open()`` shows the report.
 
     Attributes:

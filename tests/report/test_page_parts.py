@@ -115,6 +115,8 @@ def test_a_run_that_ended_early_has_a_page() -> None:
     page = as_html(early)
     assert "nothing was searched" in page and 'id="repeat"' in page
     for name in ("tradeoff", "baselines", "errors", "certificate", "ship", "engines"):
+        assert f'<details id="{name}"' not in page
+    for name in ("curve", "build", "sensitive", "ranges", "inputs"):
         assert f'<section id="{name}"' not in page
 
 
@@ -128,7 +130,7 @@ def test_pins_that_nothing_ranked_are_not_called_ranked() -> None:
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         for text in (as_html(result), shown):
             assert words in text and ("ranked" in text) == result.ranked
-    assert f"Pinned layers: {unproved(cut)}</h2>" in as_html(cut)
+    assert f"Pinned layers: {unproved(cut)}</summary>" in as_html(cut)
 
 
 def test_a_verdict_on_all_outputs_stands_once() -> None:
