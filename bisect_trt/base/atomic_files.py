@@ -154,6 +154,7 @@ RESULT_FILES = (
     "junit.xml",
     "layers.csv",
     "original_layers.csv",
+    "original_tradeoff.csv",
     "outputs.csv",
     "search.csv",
     "pins.csv",

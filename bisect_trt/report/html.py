@@ -332,8 +332,11 @@ def _scores(by_requirement: pd.DataFrame) -> Table:
 
 def _figures(result: Record, given: pd.DataFrame) -> dict[str, figures.Figure]:
     """The plots that have data, by name; ``given`` has the layers of the model as given."""
+    # An answer without layers in FP32 is a curve of one point.
+    is_curve = len(result.tradeoff) > 1 or result.original_tradeoff.empty
+    curve = result.tradeoff if is_curve else result.original_tradeoff
     found = (
-        *figures.curve_figures(result.tradeoff, result.choice_rows),
+        *figures.curve_figures(curve, result.choice_rows),
         figures.errors_figure(given),
         figures.ranges_figure(given, result.precision),
     )

@@ -40,7 +40,7 @@ from bisect_trt.base.outcomes import (
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.scales import Scale
 from bisect_trt.report.choices import CHOICE_COLUMNS, Choice, choice_from_json, recommended
-from bisect_trt.report.columns import TABLES, from_csv
+from bisect_trt.report.columns import ORIGINALS, TABLES, from_csv
 from bisect_trt.report.repairs import RepairFacts, facts_from_json
 from bisect_trt.report.weights import FITTED_BY, WeightFacts, weights_from_json
 
@@ -94,9 +94,10 @@ class SearchFacts:
 class Record:
     """The result of ``run``; in Jupyter it shows itself as the report's first screen.
 
-    ``layers``, ``original_layers``, ``outputs``, ``search``, ``pins``, ``inputs`` and ``tradeoff``
-    are the CSV files of these names as DataFrames; ``cost`` is engines.csv, and ``by_requirement``
-    has a row per requirement. docs/columns.md has their columns; a table that does not apply is
+    ``layers``, ``outputs``, ``search``, ``pins``, ``inputs`` and ``tradeoff`` are the CSV files of
+    these names as DataFrames; ``cost`` is engines.csv, and ``by_requirement`` has a row per
+    requirement. ``original_layers`` and ``original_tradeoff`` are of the model as given, where the
+    answer is for another one. docs/columns.md has the columns; a table that does not apply is
     empty.
     ``choices`` is a DataFrame too, ``model_path`` the model to ship, ``open()`` shows the report.
 
@@ -178,6 +179,7 @@ class Record:
     inputs: pd.DataFrame = field(default_factory=pd.DataFrame)
     tradeoff: pd.DataFrame = field(default_factory=pd.DataFrame)
     original_layers: pd.DataFrame = field(default_factory=pd.DataFrame)
+    original_tradeoff: pd.DataFrame = field(default_factory=pd.DataFrame)
     budget_minutes: float | None = None
     out_of_time: bool = False
     interrupted: bool = False
@@ -397,7 +399,7 @@ class Record:
 
 Json = Mapping[str, Any]
 _Kind = TypeVar("_Kind")
-_SOMETIMES = ("engines", "inputs", "tradeoff", "original_layers")
+_SOMETIMES = ("engines", "inputs", "tradeoff", *ORIGINALS)
 _SAME = (
     *("model", "runner", "sentence", "passed", "complete", "ranked", "interrupted", "command"),
     *("requirements", "samples", "metrics", "dynamic_inputs", "versions"),
@@ -509,6 +511,7 @@ def _record(data: Json, folder: Path) -> Record:
         inputs=tables["inputs"],
         tradeoff=tables["tradeoff"],
         original_layers=tables["original_layers"],
+        original_tradeoff=tables["original_tradeoff"],
         by_requirement=_by_requirement(data),
         budget_minutes=data["budget"] and float(data["budget"]["minutes"]),
         out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),

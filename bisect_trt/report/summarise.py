@@ -461,6 +461,7 @@ def _on_other(own: Result, theirs: Result, label: str) -> Result:
         repair=own.repair,
         weights=own.weights,
         original_layers=own.layers,
+        original_tradeoff=own.tradeoff,
     )
 
 

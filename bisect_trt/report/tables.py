@@ -115,6 +115,9 @@ def layers_table(state: RunState, plan: PrecisionPlan) -> pd.DataFrame:
     for column in ("module", "module_class", "file", "line", "code"):
         table[column] = [getattr(origin, column) for origin in origins]
     table["line"] = table["line"].astype("Int64").mask(table["line"] == 0)
+    sizes = constant_sizes(state.problem.graph)
+    ends = [sizes.get(str(name), (math.nan, math.nan)) for name in table["layer"]]
+    table["constant_min"], table["constant_max"] = [e[0] for e in ends], [e[1] for e in ends]
     marked = state.problem.marked
     return table if marked is None else table[table["layer"].isin(marked)].reset_index(drop=True)
 
@@ -133,9 +136,6 @@ def _all_layers(state: RunState, plan: PrecisionPlan) -> pd.DataFrame:
         table = state.engine.table.joined(table)
     wrong = dict(zip(table["layer"], is_wrong(table), strict=True))
     table["source"] = table["layer"].isin(failure_sources(state.problem.graph, wrong))
-    sizes = constant_sizes(state.problem.graph)
-    ends = [sizes.get(str(name), (math.nan, math.nan)) for name in table["layer"]]
-    table["constant_min"], table["constant_max"] = [e[0] for e in ends], [e[1] for e in ends]
     return table
 
 
