@@ -101,7 +101,7 @@ def _levels(*levels: tuple[float, str, str]) -> Layout:
         line = {"color": colour, "width": 1.5, "dash": "dash"}
         across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
         place = {"xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom"}
-        font = {"color": colour, "size": 11}
+        font = {"size": 11}  # the page's colour: the line's has too little contrast for words
         # On a logarithmic axis Plotly takes values for shapes, but exponents for annotations.
         note = {"y": math.log10(value), "text": words, "showarrow": False, "font": font}
         layout["shapes"].append({**across, "line": line})

@@ -176,6 +176,8 @@ def as_html(result: Record) -> str:
             build=shipped[0] if shipped else None,
             recipes=shipped[1:],
             bars=_bars(given, result),
+            lowest=figures.LOWEST_SCORE,
+            is_cut=_is_cut(plots),
             of_original=given is result.original_layers,
             beyond=_beyond(given, result.precision),
             cures=_whole(tables.cures_table(result)),
@@ -215,6 +217,12 @@ def as_html(result: Record) -> str:
     )
 
 
+def _is_cut(plots: Mapping[str, figures.Figure]) -> bool:
+    """Whether an error is smaller than the plots show."""
+    traces = plots["layers-plot"].data if "layers-plot" in plots else ()
+    return any(figures.LOWEST_SCORE in trace["y"] for trace in traces)
+
+
 class Bar(NamedTuple):
     """A layer of the bars: ``width`` is in per cent, ``score`` in words."""
 
@@ -248,7 +256,10 @@ def _bars(layers: pd.DataFrame, result: Record) -> Bars:
     low, high = min(finite, default=0.0) - 0.3, max(finite, default=1.0)
     by_name = _with_places(layers).loc[scores.index].to_dict(orient="records")
     causes = {name for cause in result.causes[:1] for name in cause.layers}
-    causes = causes if len(causes) <= MOST_CAUSES else set()  # a mark on every row says nothing
+    if result.error_share is not None:
+        causes = set(result.error_share.layers)
+    elif len(causes) > MOST_CAUSES:  # a mark on every row says nothing
+        causes = set()
     pinned, is_score = set(result.pinned), column == "sensitivity"
     rows = []
     for row, score in zip(by_name, scores, strict=True):

@@ -45,6 +45,8 @@
     if (drawn.has(figure.name)) return drawn.get(figure.name);
     const config = {
       displaylogo: false,
+      // Of the small plots it would cover the marks, and each button is a stop of the Tab key.
+      displayModeBar: figure.ofLayers,
       responsive: true,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
     };
