@@ -40,7 +40,7 @@ from bisect_trt.base.outcomes import (
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.scales import Scale
 from bisect_trt.report.choices import CHOICE_COLUMNS, Choice, choice_from_json, recommended
-from bisect_trt.report.columns import TABLES, from_csv
+from bisect_trt.report.columns import ORIGINALS, TABLES, from_csv
 from bisect_trt.report.repairs import RepairFacts, facts_from_json
 from bisect_trt.report.weights import FITTED_BY, WeightFacts, weights_from_json
 
@@ -96,7 +96,9 @@ class Record:
 
     ``layers``, ``outputs``, ``search``, ``pins``, ``inputs`` and ``tradeoff`` are the CSV files of
     these names as DataFrames; ``cost`` is engines.csv, and ``by_requirement`` has a row per
-    requirement. docs/columns.md has their columns; a table that does not apply is empty.
+    requirement. ``original_layers`` and ``original_tradeoff`` are of the model as given, where the
+    answer is for another one. docs/columns.md has the columns; a table that does not apply is
+    empty.
     ``choices`` is a DataFrame too, ``model_path`` the model to ship, ``open()`` shows the report.
 
     Attributes:
@@ -176,6 +178,8 @@ class Record:
     given_share: float = 1.0
     inputs: pd.DataFrame = field(default_factory=pd.DataFrame)
     tradeoff: pd.DataFrame = field(default_factory=pd.DataFrame)
+    original_layers: pd.DataFrame = field(default_factory=pd.DataFrame)
+    original_tradeoff: pd.DataFrame = field(default_factory=pd.DataFrame)
     budget_minutes: float | None = None
     out_of_time: bool = False
     interrupted: bool = False
@@ -395,7 +399,7 @@ class Record:
 
 Json = Mapping[str, Any]
 _Kind = TypeVar("_Kind")
-_SOMETIMES = ("engines", "inputs", "tradeoff")
+_SOMETIMES = ("engines", "inputs", "tradeoff", *ORIGINALS)
 _SAME = (
     *("model", "runner", "sentence", "passed", "complete", "ranked", "interrupted", "command"),
     *("requirements", "samples", "metrics", "dynamic_inputs", "versions"),
@@ -506,6 +510,8 @@ def _record(data: Json, folder: Path) -> Record:
         given_share=round(1.0 - _number(data["allow_misses"]), 12),
         inputs=tables["inputs"],
         tradeoff=tables["tradeoff"],
+        original_layers=tables["original_layers"],
+        original_tradeoff=tables["original_tradeoff"],
         by_requirement=_by_requirement(data),
         budget_minutes=data["budget"] and float(data["budget"]["minutes"]),
         out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),

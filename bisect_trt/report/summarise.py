@@ -460,6 +460,8 @@ def _on_other(own: Result, theirs: Result, label: str) -> Result:
         searched=own.searched,
         repair=own.repair,
         weights=own.weights,
+        original_layers=own.layers,
+        original_tradeoff=own.tradeoff,
     )
 
 

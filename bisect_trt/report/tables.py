@@ -12,12 +12,24 @@ import numpy as np
 import pandas as pd
 
 from bisect_trt.base.display import counted, plural, some_of
-from bisect_trt.base.outcomes import Candidate, ChoiceTimes, Finding
+from bisect_trt.base.outcomes import (
+    AS_IS,
+    BF16,
+    FITTED,
+    FP32,
+    KNEE,
+    PLAN,
+    REPAIRED,
+    Candidate,
+    ChoiceTimes,
+    Finding,
+)
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import brief
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
+from bisect_trt.model.lost_constants import constant_sizes
 from bisect_trt.model.patterns import Origin, Pattern, list_origins
 from bisect_trt.model.walk import captured_names
 from bisect_trt.report.choices import Choice, Passes
@@ -103,6 +115,9 @@ def layers_table(state: RunState, plan: PrecisionPlan) -> pd.DataFrame:
     for column in ("module", "module_class", "file", "line", "code"):
         table[column] = [getattr(origin, column) for origin in origins]
     table["line"] = table["line"].astype("Int64").mask(table["line"] == 0)
+    sizes = constant_sizes(state.problem.graph)
+    ends = [sizes.get(str(name), (math.nan, math.nan)) for name in table["layer"]]
+    table["constant_min"], table["constant_max"] = [e[0] for e in ends], [e[1] for e in ends]
     marked = state.problem.marked
     return table if marked is None else table[table["layer"].isin(marked)].reset_index(drop=True)
 
@@ -289,15 +304,72 @@ def choices_table(choices: Sequence[Choice], rules: Sequence[str]) -> pd.DataFra
     """A row per choice, the recommended one marked; ``rules`` are those of the repair."""
     rows = []
     for choice in choices:
-        words = {Passes.VALIDATED: "validated", Passes.GIVEN: "your inputs", Passes.NO: "no"}
         row: dict[str, object] = {"": ">" if choice.recommended else ""}
         row["choice"] = choice.in_words(rules)
         row |= {"FP32 layers": len(choice.pinned), "worst score": brief(choice.worst_score)}
         if any(choice.latency_ms is not None for choice in choices):
             row["ms"] = "" if choice.latency_ms is None else f"{choice.latency_ms:.3f}"
         row["FP16 saving kept"] = share_kept(choice)
-        rows.append({**row, "passes": words[choice.passes]})
+        rows.append({**row, "passes": _PASSES[choice.passes]})
     return pd.DataFrame(rows)
+
+
+def cures_table(result: Record) -> pd.DataFrame:
+    """A row per usual cure, tried or not, with its error and its time."""
+    by_name = {choice.name: choice for choice in result.choice_rows}
+    has_time = any(choice.latency_ms is not None for choice in result.choice_rows)
+    rows = []
+    low = result.precision.value.upper()
+    for name, words in (
+        (AS_IS, f"plain {low}"),
+        (REPAIRED, "graph repaired"),
+        (FITTED, "weights rounded to fit"),
+        (KNEE, "fewer layers in FP32 (knee)"),
+        (PLAN, "layers in FP32"),
+        (BF16, "BF16"),
+        (TF32, "TF32"),
+        (FP32, "FP32"),
+    ):
+        # The knee is a choice only where one was found.
+        if words == low or (name == KNEE and name not in by_name):
+            continue
+        row: dict[str, object] = {"cure": words, "FP32 layers": "", "worst score": ""}
+        row |= {"ms": ""} if has_time else {}
+        row |= {f"{low} saving kept": "", "passes": "not tried"}
+        choice = by_name.get(name)
+        if name == TF32:
+            row |= _in_tf32(result)
+        elif choice is not None:
+            row["FP32 layers"] = len(choice.pinned)
+            row["worst score"] = brief(choice.worst_score)
+            if choice.latency_ms is not None:
+                row["ms"] = f"{choice.latency_ms:.3f}"
+            row[f"{low} saving kept"] = share_kept(choice)
+            row["passes"] = _PASSES[choice.passes]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+TF32 = "TF32"
+
+
+def _in_tf32(result: Record) -> dict[str, object]:
+    """The cells of everything in TF32, from the baselines; empty where it was not run."""
+    if result.by_requirement.empty:
+        return {}
+    scores = [
+        float(score)
+        for baselines in result.by_requirement["baselines"]
+        for label, score in baselines.items()
+        if label.removeprefix(f"{result.runner} ") == "tf32"
+    ]
+    if not scores:
+        return {}
+    passes = Passes.GIVEN if max(scores) <= 1.0 else Passes.NO
+    return {"FP32 layers": 0, "worst score": brief(max(scores)), "passes": _PASSES[passes]}
+
+
+_PASSES = {Passes.VALIDATED: "validated", Passes.GIVEN: "your inputs", Passes.NO: "no"}
 
 
 def share_kept(choice: Choice) -> str:
