@@ -145,7 +145,7 @@ def nothing_to_pin(reduced: Evaluation, precision: Precision, where: str = "") -
     return Diagnosis(
         Cause.NONE,
         f"Everything{but} in {precision.value.upper()} meets the requirement{where} "
-        f"({times(reduced.score)}); nothing {'else ' if pinned else ''}needs to be pinned.",
+        f"({times(reduced.score)}); no {'other ' if pinned else ''}layer needs FP32.",
     )
 
 
@@ -154,7 +154,7 @@ def tf32_to_blame(tf32: Evaluation, where: str = "") -> Diagnosis:
     return Diagnosis(
         Cause.TF32,
         f"TF32 misses the requirement{where} ({times(tf32.score, tf32.verdict)}) and strict FP32 "
-        "meets it. TF32 is a switch of the whole engine that no pin can cure: turn it off "
+        "meets it. TF32 is too imprecise; disable it for the whole engine "
         "(clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
     )
 

@@ -16,7 +16,7 @@ from bisect_trt.base.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.base.outcomes import Candidate
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.report.headline import answer_lines
+from bisect_trt.report.first_lines import answer_lines
 from bisect_trt.report.record import read_run
 from bisect_trt.runners.tensorrt.timing import RoundTimes
 from bisect_trt.steps.timing import Build, PlanTime, Timing
