@@ -15,12 +15,14 @@ from bisect_trt.report.record import Record
 Shape = tuple[int, ...]
 
 
-def build_command(result: Record) -> str:
+def build_command(result: Record, *, in_folder: bool = False) -> str:
     """The command that builds the engine of the model to ship, for a POSIX shell.
 
-    It turns TF32 off, unless the plan was judged with it or leaves it no layer to round.
+    It is for the run's own folder if ``in_folder``, else for where the run was started. TF32 is off
+    unless the plan was judged with it, or leaves it no layer to round.
     """
-    words = ["trtexec", f"--onnx={result.folder}/{TYPED_MODEL}", "--stronglyTyped"]
+    model = TYPED_MODEL if in_folder else f"{result.folder}/{TYPED_MODEL}"
+    words = ["trtexec", f"--onnx={model}", "--stronglyTyped"]
     words += [] if _allows_tf32(result) else ["--noTF32"]
     profile = _profile(result)
     for place, part in enumerate(("min", "opt", "max")):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from bisect_trt.base.display import counted, some_of
-from bisect_trt.base.outcomes import BF16, FP32, Cause, ValidationVerdict
+from bisect_trt.base.outcomes import BF16, FP32, VANISHING, Cause, ValidationVerdict
 from bisect_trt.base.plan import Precision
 from bisect_trt.report.build import build_command, why_no_tf32
 from bisect_trt.report.choices import recommended
-from bisect_trt.report.headline import cause_sentence, next_steps, not_covered, proof_words
+from bisect_trt.report.headline import (
+    FIRST_KINDS,
+    cause_sentence,
+    next_steps,
+    not_covered,
+    proof_words,
+)
 from bisect_trt.report.record import Record
 from bisect_trt.report.tables import pins_by_effect
 from bisect_trt.report.text import tested_words, validation_sentences
@@ -93,8 +100,11 @@ def cause_line(result: Record) -> Line | None:
     return Line("Cause", sentence) if sentence and not is_right else None
 
 
-def lines_below(result: Record) -> list[Line]:
-    """What stands below the choices: layers, validation, build, report and what is next."""
+def lines_below(result: Record, *, on_page: bool = False) -> list[Line]:
+    """What stands below the choices: layers, validation, build, report and what is next.
+
+    A page in the run's folder names no path of it (``on_page``), as the folder may be moved.
+    """
     lines = []
     if result.passed and result.pinned and len(result.pinned) < result.layer_count:
         names = [str(name) for name in pins_by_effect(result)["layer"]]
@@ -104,24 +114,54 @@ def lines_below(result: Record) -> list[Line]:
         is_sure = validation.word is ValidationVerdict.VALIDATED
         lines.append(Line("Validated" if is_sure else "Tested", tested_words(validation)))
     if result.passed:
-        lines.append(Line("Build", build_command(result), is_code=True))
+        lines.append(Line("Build", build_command(result, in_folder=on_page), is_code=True))
         if reason := why_no_tf32(result):
             lines.append(Line("", f"--noTF32 is required: {reason}"))
-    lines.append(Line("Report", f"{result.folder}/report.html", is_code=True))
+    if not on_page:
+        lines.append(Line("Report", f"{result.folder}/report.html", is_code=True))
     lines += [Line("Next", "; ".join(steps))] if (steps := next_steps(result)) else []
     return lines
 
 
 def note_lines(result: Record) -> list[Line]:
     """What limits the answer, the weightiest first."""
-    weighty = [finding.message for finding in result.findings if finding.weighty]
-    said = [*weighty, *validation_sentences(result.validation)[1:], *not_covered(result)]
-    return [Line("Note", text) for text in dict.fromkeys(said)]
+    said = [*validation_sentences(result.validation)[1:], *not_covered(result)]
+    return [Line("Note", text) for text in dict.fromkeys([*_weighty(result), *said])]
 
 
-def answer_lines(result: Record) -> list[str]:
-    """The first lines of a page: verdict, facts, cause, then what stands below the choices."""
+def _weighty(result: Record) -> list[str]:
+    """The findings without which the answer misleads."""
+    return [finding.message for finding in result.findings if finding.weighty]
+
+
+def finding_lines(result: Record, whole: str) -> list[str]:
+    """The findings that may matter, at most two of a kind; ``whole`` has the others."""
+    vanishing = sum(f.kind == VANISHING for f in result.findings)
+    # What the line below the command to build says already is left out.
+    said = (VANISHING, *FIRST_KINDS, *(["tf32"] if result.passed and why_no_tf32(result) else []))
+    others = [f for f in result.findings if f.kind not in said]
+    others.sort(key=lambda f: (not f.weighty, f.kind == "input"))
+    kinds = Counter[str]()
+    lines = []
+    for finding in others:
+        kinds[finding.kind] += 1
+        if finding.weighty or kinds[finding.kind] <= 2:
+            lines.append(finding.message)
+    lines = lines[:5]
+    if more := len(others) - len(lines):
+        lines.append(f"{counted(more, 'more finding')} in {whole}")
+    if vanishing:
+        lines.append(
+            f"values below {result.precision.value}'s smallest number become zero in {vanishing} "
+            f"of the constants; {whole} names them"
+        )
+    return lines
+
+
+def answer_lines(result: Record, *, on_page: bool = False) -> list[str]:
+    """The first lines: verdict, facts, cause, then what stands below the choices, and notes."""
     cause = cause_line(result)
-    lines = [*([cause] if cause is not None else []), *lines_below(result), *note_lines(result)]
+    below = lines_below(result, on_page=on_page)
+    lines = [*([cause] if cause is not None else []), *below, *note_lines(result)]
     labelled = [f"{line.label}: {line.text}" if line.label else line.text for line in lines]
     return [verdict_line(result), facts_line(result), *labelled]

@@ -48,7 +48,7 @@ def as_markdown(result: Record) -> str:
 
 def answer_as_markdown(result: Record) -> Iterator[str]:
     """The first lines of the answer, who judged, and the validation."""
-    answer, *lines = answer_lines(result)
+    answer, *lines = answer_lines(result, on_page=True)
     yield f"# bisect-trt: {markdown(result.model)} at {result.precision.value.upper()}"
     yield from ("", f"**{markdown(answer)}**", "")
     for line in lines:

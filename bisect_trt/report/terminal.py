@@ -6,7 +6,6 @@ import math
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,6 @@ from bisect_trt.base.display import counted, printable, some_of
 from bisect_trt.base.errors import EXIT_OK
 from bisect_trt.base.interrupt import STAGES, Observer
 from bisect_trt.base.limits import in_words, peak_bytes
-from bisect_trt.base.outcomes import VANISHING
 from bisect_trt.metrics.requirements import brief
 from bisect_trt.model.inspection import Inspection
 from bisect_trt.reduction.cures import Cures
@@ -36,11 +34,12 @@ from bisect_trt.report.first_lines import (
     Line,
     cause_line,
     facts_line,
+    finding_lines,
     lines_below,
     note_lines,
     verdict_line,
 )
-from bisect_trt.report.headline import FIRST_KINDS, not_covered
+from bisect_trt.report.headline import not_covered
 from bisect_trt.report.markdown import Page
 from bisect_trt.report.record import Record
 from bisect_trt.report.reduced import (
@@ -291,7 +290,9 @@ def _answer_rows(result: Record, width: int, *, verbose: bool) -> list[str]:
         rows += ["", *_table_rows(table, width), ""]
     for line in lines_below(result):
         rows += _labelled(line, width, most=None if verbose else 3)
-    notes = [_labelled(line, width, most=None if verbose else 2) for line in note_lines(result)]
+    found = [Line("Note", text) for text in finding_lines(result, "report.md")]
+    said = dict.fromkeys([*note_lines(result), *found])
+    notes = [_labelled(line, width, most=None if verbose else 2) for line in said]
     for place, note in enumerate(notes):
         left = len(notes) - place - 1
         if not verbose and _height([*rows, *note], width) + (left > 0) > MAX_LINES:
@@ -357,13 +358,12 @@ def _table_rows(table: pd.DataFrame, width: int) -> list[str]:
 
 
 def _print_details(console: Console, result: Record) -> None:
-    """Prints the edits, the pins with their proofs, the outputs, the findings and the counts."""
+    """Prints the edits, the pins with their proofs, the outputs and the counts."""
     for line in (*edit_lines(result.repair), *refusal_lines(result.repair)):
         console.print(printable(line), soft_wrap=True)
     _print_pins(console, result)
     if len(result.outputs):
         console.print(_baselines(result, {"score", "mean_abs", "median_abs", "rel_range"}))
-    _print_findings(console, result, "report.md")
     evaluations = counted(sum(result.evaluations.values()), "evaluation")
     runs = counted(result.sensitivity_runs, "single-layer run")
     made = f"{evaluations} ({result.new_evaluations} new) and {runs} in {result.seconds:.1f} s"
@@ -398,29 +398,6 @@ def _sensitivity(pin: Any) -> float:
     return float(getattr(pin, "sensitivity", math.nan))
 
 
-def _print_findings(console: Console, result: Record, whole: str) -> None:
-    """Prints the findings that may matter, at most two of a kind; ``whole`` has the others."""
-    vanishing = sum(f.kind == VANISHING for f in result.findings)
-    others = [f for f in result.findings if f.kind not in (VANISHING, *FIRST_KINDS)]
-    others.sort(key=lambda f: (not f.weighty, f.kind == "input"))
-    kinds = Counter[str]()
-    lines = []
-    for finding in others:
-        kinds[finding.kind] += 1
-        if finding.weighty or kinds[finding.kind] <= 2:
-            lines.append(finding.message)
-    lines = lines[:5]
-    if more := len(others) - len(lines):
-        lines.append(f"{counted(more, 'more finding')} in {whole}")
-    if vanishing:
-        lines.append(
-            f"values below {result.precision.value}'s smallest number become zero in {vanishing} "
-            f"of the constants; {whole} names them"
-        )
-    for line in lines:
-        console.print(printable(f"note: {line}"), style="yellow")
-
-
 def print_comparison(console: Console, result: Record) -> None:
     """Prints the baselines' outputs and the layers with the largest errors."""
     if result.outputs.empty:
@@ -430,7 +407,8 @@ def print_comparison(console: Console, result: Record) -> None:
     console.print(_frame(suspect_layers(result.layers)))
     for line in not_covered(result):
         console.print(printable(line))
-    _print_findings(console, result, "the output of --json")
+    for line in finding_lines(result, "the output of --json"):
+        console.print(printable(f"note: {line}"), style="yellow")
     console.print(printable(f"all layers: {result.folder}/layers.csv"))
 
 
