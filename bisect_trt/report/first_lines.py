@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from bisect_trt.base.display import counted, some_of
-from bisect_trt.base.outcomes import BF16, FP32, VANISHING, Cause, ValidationVerdict
+from bisect_trt.base.outcomes import AS_IS, BF16, FP32, VANISHING, Cause, ValidationVerdict
 from bisect_trt.base.plan import Precision
 from bisect_trt.report.build import build_command, why_no_tf32
 from bisect_trt.report.choices import recommended
@@ -17,6 +17,7 @@ from bisect_trt.report.headline import (
     cause_sentence,
     next_steps,
     not_covered,
+    of_given,
     proof_words,
 )
 from bisect_trt.report.record import Record
@@ -59,7 +60,8 @@ def verdict_line(result: Record) -> str:
     if not result.passed:
         return ": ".join([verdict_name(result), *filter(None, [_NOT_JUDGED.get(result.cause)])])
     unfinished = result.out_of_time or result.interrupted
-    return f"{verdict_name(result)} {_how(result)}{' (search unfinished)' if unfinished else ''}"
+    so_far = " (search unfinished)" if unfinished else ""
+    return f"{verdict_name(result)} {_how(result)}{of_given(result)}{so_far}"
 
 
 def _how(result: Record) -> str:
@@ -95,7 +97,9 @@ def facts_line(result: Record) -> str:
 
 def cause_line(result: Record) -> Line | None:
     """The cause and its share of the error; None where nothing is wrong."""
-    is_right = result.passed and result.cause is Cause.NONE
+    chosen = recommended(result.choice_rows)
+    is_right = result.passed and result.cause is Cause.NONE and not result.out_of_time
+    is_right = is_right and chosen is not None and chosen.name == AS_IS
     sentence = cause_sentence(result)
     return Line("Cause", sentence) if sentence and not is_right else None
 

@@ -205,7 +205,7 @@ def _answer(result: Record) -> str:
         return "Ship it in FP32: nothing that meets the requirement takes less time."
     if result.cause is Cause.TF32:
         return "TF32 is too imprecise; disable it. Strict FP32 meets the requirement."
-    where, refuted = _of_given(result), ""
+    where, refuted = of_given(result), ""
     if result.is_refuted:
         where, refuted = where or " on the given inputs", f", but {_REFUTED}"
     if result.cause is not Cause.NONE:
@@ -278,7 +278,7 @@ def proof_words(result: Record) -> str:
     return f"{proof} ({broken} because the run breaks without it)" if broken else proof
 
 
-def _of_given(result: Record) -> str:
+def of_given(result: Record) -> str:
     """How many given inputs pass, where some are allowed to miss; blank if all pass."""
     given = result.validation.given if result.validation is not None else None
     if given is None or given.passed == given.tested:
