@@ -132,7 +132,8 @@ def _fp32_misses(problem: Problem, context: Context, fp32: Evaluation) -> Diagno
     return Diagnosis(
         Cause.NOT_PRECISION,
         "Strict FP32 already misses the requirement "
-        f"({times(fp32.score, fp32.verdict)}): not a precision problem, and no pin can help. "
+        f"({times(fp32.score, fp32.verdict)}): not a precision problem, and keeping "
+        "layers in FP32 cannot help. "
         "The model is random or ill-conditioned, the runner computes it differently, or the "
         f"requirement asks for more than FP32 gives.{where}",
     )
