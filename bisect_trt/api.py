@@ -151,6 +151,7 @@ def bisect(
     outputs: str | Sequence[str] = (),
     robust: float | None = None,
     allow_misses: float | None = None,
+    strict: bool = False,
     max_cost: float | None = None,
     start_from: str | Path | None = None,
     keep_fp32: str | Sequence[str] = (),

@@ -351,8 +351,8 @@ def export_command(**given: Any) -> None:
 @JSON
 @QUIET
 def run_command(**given: Any) -> None:
-    """Find the problem's kind and a small set of layers that must stay in FP32, test it on copies
-    that the search has not seen; write the plan, model and report.
+    """Find the cause and the few layers that must stay in FP32. Validate the plan on inputs that
+    the search did not use. Write the plan, the model and the report.
     """
     from bisect_trt import commands
 
@@ -435,9 +435,9 @@ def report_command(**given: Any) -> None:
 @JSON
 @QUIET
 def diff_command(**given: Any) -> None:
-    """What changed from one run's folder to another: requirements, what the plans hold on, pins and
-    layers. Exit code 1 if the second misses what the first met, or was not asked what the first
-    was; 2 if no layer is in both.
+    """What changed from one run's folder to another: requirements, validation, pins and layers.
+    Exit code 1 if the second misses what the first met, or was not asked what the first was; 2 if
+    no layer is in both.
     """
     from bisect_trt import commands
 

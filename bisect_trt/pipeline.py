@@ -204,6 +204,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     """
     began, time_budget = time.perf_counter(), TimeBudget(settings.budget)
     observer, rules = observer or Observer(), rules_of(settings.repair)
+    observer.stage("load")
     problem = load(settings, TimedObserver(observer, time_budget))
     if settings.repair not in ("auto", "none"):
         check_fp16(problem, "--repair edits")
@@ -257,6 +258,7 @@ def _states(
     except BudgetSpentError:
         state = end_search(state, context)
     context.time.search_ended()
+    context.observer.stage("validation")
     yield state
     # Validated first, while the answer's engine is loaded: its reproducibility takes new processes.
     validation = validation_of_answer(state, context)
@@ -460,6 +462,7 @@ def _search(
     state = RunState(problem)
     # A held out input that the model cannot run would be found only after the search.
     check_runs(context, problem.holdout)
+    context.observer.stage("baselines")
     for state in _measure(problem, context):
         yield state
     fitting = unsupported_by_trial(problem, context, state.engine)
@@ -469,6 +472,7 @@ def _search(
     if state.settled is not None or state.baselines is None:
         return
     problem, baselines, engine = state.problem, state.baselines, state.engine
+    context.observer.stage("cause")
     unseen = None if problem.settings.fitted else look_beyond(problem, context, baselines)
     state = replace(state, unseen=unseen)
     # Everything reduced passed its validation: there is nothing to search.
@@ -490,6 +494,7 @@ def _search(
         return
     state = replace(state, triage=triage)
     yield state
+    context.observer.stage("search")
     for with_repair in _repaired(state, context, rules):
         state = with_repair
         yield state

@@ -224,6 +224,14 @@ class Settings:
         commands=_JUDGED,
         group="Requirement",
     )
+    strict: bool = option(
+        False,
+        "--strict",
+        "Exit code 1 unless the answer is validated.",
+        kind=bool,
+        commands=_RUN,
+        group="Requirement",
+    )
     max_cost: float | None = option(
         None,
         "--max-cost",

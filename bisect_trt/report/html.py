@@ -25,6 +25,7 @@ from bisect_trt.inputs.images import IMAGES
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
 from bisect_trt.metrics.rounding import LARGEST
 from bisect_trt.report import figures, tables, text
+from bisect_trt.report.build import Profile, allows_tf32, build_words, profile_of_inputs
 from bisect_trt.report.choices import saved_by_repair
 from bisect_trt.report.columns import names_in
 from bisect_trt.report.headline import (
@@ -127,6 +128,8 @@ def _code(lines: str) -> Markup:
 
 def _answer(result: Record) -> dict[str, Any]:
     """The values for ``answer.html.j2``, the first screen."""
+    rules, required = result.repair.rules, result.requirements
+    choices = tables.choices_table(result.choice_rows, rules, required)
     return {
         "result": result,
         "tone": text.tone(result),
@@ -138,7 +141,7 @@ def _answer(result: Record) -> dict[str, Any]:
         "next_step": next_step(result),
         "tested": result.validation.tested if result.validation is not None else [],
         "letter": figures.letter,
-        "choices": _whole(tables.choices_table(result.choice_rows, result.repair.rules)),
+        "choices": _whole(choices),
         "judged_by": text.judged_by(result),
     }
 
@@ -347,7 +350,7 @@ def _figures(result: Record, given: pd.DataFrame) -> dict[str, figures.Figure]:
     is_curve = len(result.tradeoff) > 1 or result.original_tradeoff.empty
     curve = result.tradeoff if is_curve else result.original_tradeoff
     found = (
-        *figures.curve_figures(curve, result.choice_rows),
+        *figures.curve_figures(curve, tables.by_weight(result.choice_rows)),
         figures.errors_figure(given),
         figures.ranges_figure(given, result.precision),
     )
@@ -434,9 +437,6 @@ def _base(path: str) -> str:
 
 _ENGINE = "model.engine"
 
-Shape = tuple[int, ...]
-Profile = Mapping[str, tuple[Shape, Shape, Shape]]
-
 
 class Recipe(NamedTuple):
     """A heading, a text to copy and a note on it."""
@@ -450,9 +450,9 @@ def recipes(result: Record) -> list[Recipe]:
     """Ways to ship the plan; empty where no plan meets the requirements."""
     if not result.passed:
         return []
-    # trtexec and the builder allow TF32 unless it is turned off, which would reduce pins too.
-    tf32 = Precision.TF32 in (result.plan.base, result.plan.pin_precision)
-    profile = profile_of_inputs(result)
+    # It stands beside the plots, where lines are short.
+    build = _folded([*build_words(result), f"--saveEngine={_ENGINE}"], width=44)
+    python = _python(profile_of_inputs(result), tf32=allows_tf32(result))
     # As given to the run: relative paths start at the folder in which it was started.
     words = shlex.split(result.command)
     folder = words[words.index("--out") + 1] if "--out" in words[:-1] else ""
@@ -460,24 +460,10 @@ def recipes(result: Record) -> list[Recipe]:
     verify = ["bisect-trt", "verify", result.model, *_input_words(words), "--plan", plan]
     note = "From where the run was started. Exit code 0 if the plan holds."
     return [
-        Recipe("trtexec", _trtexec(profile, tf32=tf32), "TensorRT 10 and 11."),
-        Recipe("Python", _python(profile, tf32=tf32), "tensorrt, or tensorrt_rtx."),
+        Recipe("trtexec", build, "TensorRT 10 and 11."),
+        Recipe("Python", python, "tensorrt, or tensorrt_rtx."),
         Recipe("Check it in a pipeline", _folded(verify), note),
     ]
-
-
-def profile_of_inputs(result: Record) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """The smallest, first and largest shape of each input with a dynamic shape."""
-    if "shapes" not in result.inputs:
-        return {}
-    by_sample = [json.loads(shapes) for shapes in result.inputs["shapes"]]
-    profile = {}
-    for name in result.dynamic_inputs:
-        shapes = [tuple(int(d) for d in sample[name]) for sample in by_sample if name in sample]
-        if shapes and len({len(shape) for shape in shapes}) == 1:
-            sizes = list(zip(*shapes, strict=True))
-            profile[name] = (tuple(map(min, sizes)), shapes[0], tuple(map(max, sizes)))
-    return profile
 
 
 _OF_INPUTS = frozenset(
@@ -505,16 +491,6 @@ def _input_words(command: Sequence[str]) -> list[str]:
         if flag in _OF_INPUTS:
             kept += [flag, *value]
     return kept
-
-
-def _trtexec(profile: Profile, *, tf32: bool) -> str:
-    words = ["trtexec", f"--onnx={TYPED_MODEL}", "--stronglyTyped"]
-    words += [] if tf32 else ["--noTF32"]
-    for place, part in enumerate(("min", "opt", "max")):
-        shapes = [f"{n}:{'x'.join(map(str, s[place]))}" for n, s in profile.items() if s[place]]
-        words += [f"--{part}Shapes={','.join(shapes)}"] if shapes else []
-    # It stands beside the plots, where lines are short.
-    return _folded([*words, f"--saveEngine={_ENGINE}"], width=44)
 
 
 def _python(profile: Profile, *, tf32: bool) -> str:

@@ -126,7 +126,7 @@ class Record:
         search_facts: facts on the search; None without one.
         metrics: metrics of the user.
         validation: the plan on other inputs; None where no plan passes.
-        ranked: whether pins were cut from a ranking, not proved one by one.
+        ranked: whether pins were chosen by measured impact, each untested.
         given_share: share of the given inputs that must pass.
         budget_minutes: value of ``--budget``.
         out_of_time: whether the budget ended the search.
@@ -142,6 +142,7 @@ class Record:
         choice_rows: the rows of ``choices`` as objects, with their plans.
         repair: the edits of the graph, their proof and what was refused.
         weights: the layers whose weights were rounded to fit.
+        strict: whether only a validated answer has exit code 0.
         error_share: the few layers that make nearly all of the error; None where none do.
     """
 
@@ -196,6 +197,7 @@ class Record:
     repair: RepairFacts = field(default_factory=RepairFacts)
     weights: WeightFacts = field(default_factory=WeightFacts)
     error_share: ErrorShare | None = None
+    strict: bool = False
 
     @property
     def pinned(self) -> list[str]:
@@ -247,8 +249,22 @@ class Record:
 
     @property
     def exit_code(self) -> int:
-        """0 if the plan meets the requirements; 1 if none does, or validation refutes it."""
-        return EXIT_OK if self.passed and not self.is_refuted else EXIT_NOT_MET
+        """0 if the plan meets the requirements; 1 if none does, or validation refutes it.
+
+        With ``strict`` it is 1 for everything that is not validated.
+        """
+        is_enough = self.is_met and (not self.strict or self.is_validated)
+        return EXIT_OK if is_enough else EXIT_NOT_MET
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the plan meets the requirements and validation does not refute it."""
+        return self.passed and not self.is_refuted
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether the plan passes and its verdict is ``validated``."""
+        return self.passed and word_of(self.validation) == ValidationVerdict.VALIDATED.value
 
     @property
     def is_refuted(self) -> bool:
@@ -349,6 +365,7 @@ class Record:
             **self.repair.as_json(),
             "weights": self.weights.as_json(),
             "validation_settings": self._validation_settings(),
+            "strict": self.strict,
             "ranked": self.ranked,
             "evaluations": dict(self.evaluations),
             "new_evaluations": self.new_evaluations,
@@ -520,6 +537,7 @@ def _record(data: Json, folder: Path) -> Record:
         choice_rows=[choice_from_json(row) for row in data["choices"]],
         repair=facts_from_json(data),
         weights=weights_from_json(data["weights"]),
+        strict=bool(data.get("strict", False)),
         error_share=_error_share(data["error_share"]) if data.get("error_share") else None,
     )
 

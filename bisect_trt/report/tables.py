@@ -26,7 +26,8 @@ from bisect_trt.base.outcomes import (
 )
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.metrics.requirements import brief
+from bisect_trt.metrics.parser import parse_known
+from bisect_trt.metrics.requirements import MAX_SCORE, Requirement, brief
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.lost_constants import constant_sizes
@@ -147,6 +148,9 @@ COST_COLUMNS = names_in("engine outcome pins latency_ms engine_mb build_s contex
 OUTPUT_COLUMNS = names_in(
     "baseline output outcome score max_abs mean_abs median_abs rel_range cosine snr_db"
 )
+MAX_CHOICE_NAME = 24
+"""Characters of a choice's name from which on its rules are counted, not named."""
+
 _STEPS = ("write", "parse", "build", "load", "context", "run")
 _TENSORRT_STEPS = ("parse", "build", "load", "context", "run", "latency")
 
@@ -300,18 +304,74 @@ def times_table(times: Sequence[ChoiceTimes]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def choices_table(choices: Sequence[Choice], rules: Sequence[str]) -> pd.DataFrame:
-    """A row per choice, the recommended one marked; ``rules`` are those of the repair."""
-    rows = []
-    for choice in choices:
+def choices_table(
+    choices: Sequence[Choice], rules: Sequence[str], requirements: Sequence[str] = ()
+) -> pd.DataFrame:
+    """A row per choice, in the order of :func:`by_weight`, the recommended one marked.
+
+    ``rules`` are those of the repair. A single one of ``requirements`` gives the errors in its unit
+    where that has one; other scores are shares of the tolerance.
+    """
+    rows, precision = [], _precision_of(choices)
+    only = parse_known(requirements[0]) if len(requirements) == 1 else None
+    head, values = _worst_errors(only, [choice.worst_score for choice in choices])
+    shown = dict(zip((choice.name for choice in choices), values, strict=True))
+    for choice in by_weight(choices):
         row: dict[str, object] = {"": ">" if choice.recommended else ""}
-        row["choice"] = choice.in_words(rules)
-        row |= {"FP32 layers": len(choice.pinned), "worst score": brief(choice.worst_score)}
+        row["choice"] = _choice_in_words(choice, rules, precision)
+        row |= {"FP32 layers": len(choice.pinned), head: shown[choice.name]}
         if any(choice.latency_ms is not None for choice in choices):
             row["ms"] = "" if choice.latency_ms is None else f"{choice.latency_ms:.3f}"
-        row["FP16 saving kept"] = share_kept(choice)
+        row[f"{precision} saving kept"] = share_kept(choice)
         rows.append({**row, "passes": _PASSES[choice.passes]})
     return pd.DataFrame(rows)
+
+
+def by_weight(choices: Sequence[Choice]) -> list[Choice]:
+    """What there is, then what passes, the recommended and the fastest first; FP32 is the last."""
+
+    def weight(choice: Choice) -> tuple[int, bool, float, int]:
+        places = {AS_IS: 0, FP32: 3}
+        place = places.get(choice.name, 2 if choice.passes is Passes.NO else 1)
+        time = math.inf if choice.latency_ms is None else choice.latency_ms
+        return place, not choice.recommended, time, len(choice.pinned)
+
+    return sorted(choices, key=weight)
+
+
+def _precision_of(choices: Sequence[Choice]) -> str:
+    """The precision asked for, in capitals: that of the first row."""
+    return choices[0].plan.base.value.upper() if choices else "FP16"
+
+
+def _choice_in_words(choice: Choice, rules: Sequence[str], precision: str) -> str:
+    """A row's name for a reader, such as "3 layers in FP32"."""
+    if choice.name == AS_IS:
+        return f"{precision} {AS_IS}"
+    if choice.name in (PLAN, KNEE):
+        kept = f"{counted(len(choice.pinned), 'layer')} in FP32"
+        return f"{kept} (knee)" if choice.name == KNEE else kept
+    words = choice.in_words(rules)
+    return words if len(words) <= MAX_CHOICE_NAME else f"{choice.name} ({len(rules)} rules)"
+
+
+def _worst_errors(only: Requirement | None, scores: Sequence[float]) -> tuple[str, list[str]]:
+    """The column's head and its cells, in the metric's unit where every finite score has one."""
+    values = [math.nan if only is None else only.value_at(score) for score in scores]
+    number = [score < MAX_SCORE for score in scores]
+    if only is None or any(n and math.isnan(v) for n, v in zip(number, values, strict=True)):
+        cells = [
+            f"{s:.2g} of tolerance" if n else brief(s) for s, n in zip(scores, number, strict=True)
+        ]
+        return "worst score", cells
+    unit = " dB" if only.metric.endswith("_db") else ""
+    metric = only.metric.removesuffix("_db").upper() if unit else only.metric
+    digits = ".1f" if unit else ".6g" if only.at_least else ".3g"
+    cells = [
+        brief(s) if math.isnan(v) else "exact" if math.isinf(v) else f"{v:{digits}}{unit}"
+        for s, v in zip(scores, values, strict=True)
+    ]
+    return f"{only.aggregate} {metric}", cells
 
 
 def cures_table(result: Record) -> pd.DataFrame:

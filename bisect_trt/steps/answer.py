@@ -328,7 +328,7 @@ def validation_of_answer(state: RunState, context: Context) -> Validation | None
     plan = plan_of_answer(state, context)
     if plan is None or state.baselines is None:
         return None
-    context.observer.step("what it holds on")
+    context.observer.step("validation")
     test = _last_test(state, context)
     # The usual time may be too hopeful, as sessions must be opened: then the clock ends the test.
     seconds = state.baselines.evaluation_seconds(len(state.problem.samples))

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pandas as pd
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.report.html import as_html, profile_of_inputs, recipes
+from bisect_trt.report.build import profile_of_inputs
+from bisect_trt.report.html import as_html, recipes
 from bisect_trt.settings import Settings, as_command
 from tests.report.synthetic import synthetic_result
 

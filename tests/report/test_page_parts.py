@@ -218,18 +218,21 @@ def test_pins_that_nothing_ranked_are_not_called_ranked() -> None:
     # As a search that was cut short leaves them.
     pins = RESULT.pins.assign(proved=False, outcome_without="", score_without=math.nan)
     cut = replace(RESULT, pins=pins, complete=False)
-    for result, words in ((cut, "not yet proved"), (replace(cut, ranked=True), "ranked, not")):
+    for result, words in (
+        (cut, "not yet proved"),
+        (replace(cut, ranked=True), "necessity not tested"),
+    ):
         console = Console(file=io.StringIO(), width=200)
-        print_verdict(console, result)
+        print_verdict(console, result, verbose=True)
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         for text in (as_html(result), shown):
-            assert words in text and ("ranked" in text) == result.ranked
+            assert words in text and ("not tested" in text) == result.ranked
     assert f"Pinned layers: {unproved(cut)}</summary>" in as_html(cut)
 
 
 def test_a_verdict_on_all_outputs_stands_once() -> None:
     console = Console(file=io.StringIO(), width=200)
-    print_verdict(console, RESULT)
+    print_verdict(console, RESULT, verbose=True)
     shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     (logits,) = (i for i, line in enumerate(shown) if line.startswith("fp16 "))
     assert shown[logits].split()[1:3] == ["logits", "non-finite"]
@@ -237,9 +240,9 @@ def test_a_verdict_on_all_outputs_stands_once() -> None:
 
 
 def on_screen(result: Record) -> list[list[str]]:
-    """The words of each line on a wide screen."""
+    """The words of each line on a wide screen, with the details."""
     console = Console(file=io.StringIO(), width=200)
-    print_verdict(console, result)
+    print_verdict(console, result, verbose=True)
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
