@@ -361,7 +361,8 @@ def _worst_errors(only: Requirement | None, scores: Sequence[float]) -> tuple[st
     number = [score < MAX_SCORE for score in scores]
     if only is None or any(n and math.isnan(v) for n, v in zip(number, values, strict=True)):
         cells = [
-            f"{s:.2g} of tolerance" if n else brief(s) for s, n in zip(scores, number, strict=True)
+            f"{s:{',.0f' if s >= 100.0 else '.3g'}} of tolerance" if n else brief(s)
+            for s, n in zip(scores, number, strict=True)
         ]
         return "worst score", cells
     unit = " dB" if only.metric.endswith("_db") else ""
