@@ -315,9 +315,12 @@ def verdict(found: Verification) -> str:
     validation = found.validation
     failed = [check.what for check in found.checks if check.validation is False]
     does_hold = failed in ([], [GOLDEN])
-    answer = "The plan holds." if does_hold else "The plan does not hold."
+    what = "reduced model" if found.reduced else "plan"
+    answer = f"The {what} holds." if does_hold else f"The {what} does not hold."
     if does_hold and validation is not None and validation.word is ValidationVerdict.OVERFITTED:
-        answer = "The plan is overfitted: it holds on the given inputs and misses others too often."
+        answer = (
+            f"The {what} is overfitted: it holds on the given inputs and misses others too often."
+        )
     if failed == [GOLDEN]:
         answer += " But the reference does not give the golden outputs."
     return of_one_input(answer, validation)
