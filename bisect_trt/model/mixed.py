@@ -22,7 +22,7 @@ from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.inputs import input_specs
-from bisect_trt.model.lifted import Lifted, lift
+from bisect_trt.model.lifted import Lifted, lift, types_made
 from bisect_trt.model.load import load_model
 from bisect_trt.model.precision_rules import (
     FLOAT,
@@ -113,7 +113,7 @@ def load_mixed(source: str | Path | onnx.ModelProto, original: Graph, of: str) -
         name=name,
         proto=proto,
         graph=Graph(_as_fp32_outside(lifted, precision)),
-        exact=PrecisionPlan(precision, lifted.islands),
+        exact=PrecisionPlan(precision, frozenset(_in_fp32(written, precision))),
         plan=plan,
         nodes=nodes,
         notes=tuple(_notes(original, proto, lifted, plan, nodes, clipped, name)),
@@ -438,6 +438,16 @@ def _is_one_type(
     reads = {slot for slot, found in enumerate(inputs) if found == kind}
     exact = {slot for slot, found in enumerate(inputs) if found == FLOAT}
     return given == outs & floats and bool(reads & ins) and exact.isdisjoint(ins)
+
+
+def _in_fp32(model: onnx.ModelProto, precision: Precision) -> Iterator[str]:
+    """The nodes of ``model`` that give nothing in ``precision``."""
+    # What is lifted keeps the names; its own islands are empty where only Casts are reduced.
+    graph, kind = Graph(model), STORAGE_TYPE[precision]
+    for index, (node, name) in enumerate(graph.named_nodes()):
+        made = types_made(node, index, graph.types)
+        if made and kind not in made:
+            yield name
 
 
 def _as_fp32_outside(lifted: Lifted, precision: Precision) -> onnx.ModelProto:
