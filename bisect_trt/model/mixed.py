@@ -22,6 +22,7 @@ from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.inputs import input_specs
+from bisect_trt.model.layers import Layer
 from bisect_trt.model.lifted import Lifted, lift, types_made
 from bisect_trt.model.load import load_model
 from bisect_trt.model.precision_rules import (
@@ -142,29 +143,36 @@ def plan_of_mixed(
     original, mixed = as_graph(fp32_model), Graph(mixed_model)
     precision = _precision(mixed_model, "the mixed model")
     matches = _matches(original, mixed)
-    pinned, unplaced = set[str](), []
-    for layer in original.layers_at(precision):
+    layers = original.layers_at(precision)
+    in_fp32: dict[str, bool] = {}
+    for layer in layers:
         how, index, tensors = matches[layer.index]
         if how is Match.MISSING:
-            unplaced.append(layer)
             continue
         if how is not Match.FUSED and index is not None:
             node = mixed.proto.graph.node[index]
             slots = original.role(layer.index, precision).reduced_out
             tensors = tuple(node.output[slot] for slot in slots if slot < len(node.output))
-        if STORAGE_TYPE[precision] not in {mixed.types.type_of(tensor) for tensor in tensors}:
-            pinned.add(layer.name)
-    placed = {x.name for x in original.layers_at(precision)} - {x.name for x in unplaced}
-    for layer in unplaced:
-        near = [
-            x.name
-            for x in original.layers_at(precision)
-            if x.name in placed
-            and (set(x.outputs) & set(layer.inputs) or set(layer.outputs) & set(x.inputs))
-        ]
-        if near and pinned.issuperset(near):
-            pinned.add(layer.name)
+        types = {mixed.types.type_of(tensor) for tensor in tensors}
+        in_fp32[layer.name] = STORAGE_TYPE[precision] not in types
+    pinned = {name for name, is_fp32 in in_fp32.items() if is_fp32}
+    for name, near in _neighbours(layers).items():
+        placed = [in_fp32[other] for other in near if other in in_fp32]
+        if name not in in_fp32 and placed and all(placed):
+            pinned.add(name)
     return PrecisionPlan(precision, frozenset(pinned)), tuple(_mapped(original, mixed, matches))
+
+
+def _neighbours(layers: Sequence[Layer]) -> dict[str, list[str]]:
+    """By layer, those that give what it reads, and those that read what it gives."""
+    near: dict[str, list[str]] = {layer.name: [] for layer in layers}
+    maker = {tensor: layer.name for layer in layers for tensor in layer.outputs}
+    for layer in layers:
+        for tensor in layer.inputs:
+            if tensor in maker:
+                near[layer.name].append(maker[tensor])
+                near[maker[tensor]].append(layer.name)
+    return near
 
 
 _Found = tuple[Match, int | None, tuple[str, ...]]
