@@ -88,6 +88,22 @@ def test_run_has_a_row_for_a_mixed_model(
     assert shown.exit_code == 0 and NAME in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_a_mixed_model_is_judged_where_the_fp32_model_is(files: list[str], tmp_path: Path) -> None:
+    other = mixed(tmp_path, RIGHT)
+    inner = conv_clip().model.graph.node[1].output[0]
+    call("compare", *files, "--reduced", other, "--outputs", inner, limits=EIGHT)
+    table = pd.read_csv(tmp_path / "out" / "outputs.csv").set_index("baseline")
+    assert table.loc[NAME, "output"] == inner
+    assert table.loc["fp32", "max_abs"] < table.loc[NAME, "max_abs"] < table.loc["fp16", "max_abs"]
+    model = onnx.load(other)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [f"other_{name}" if name == inner else name for name in names]
+    onnx.save(model, other)
+    ended = call("verify", *files, "--reduced", other, "--outputs", inner, limits=EIGHT)
+    assert ended.exit_code == 2 and f"has no tensor '{inner}'" in ended.stderr
+
+
 def test_python_takes_a_mixed_model(tmp_path: Path) -> None:
     fixture, other = conv_clip(), mixed(tmp_path, RIGHT)
     common = {"require": fixture.require, "runner": "emulated", "limits": EIGHT}
