@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.model.mixed import Match, MixedModel, load_mixed, plan_of_mixed
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.second_emulator import WholeModelRunner
-from fixtures.models import ALL
+from fixtures.models import ALL, conv_clip
 from tests.conftest import same
 from tests.networks import parsed
 
@@ -151,6 +152,28 @@ def test_a_typed_model_is_read_back(make: Callable[[], Any], data: st.DataObject
     runs = (EmulatedRunner(model, base), plan), (EmulatedRunner(mixed.graph, base), mixed.exact)
     own, its = (next(iter(runner.outputs(one, [feed]))) for runner, one in runs)
     assert all(same(own[name], its[name]) for name in own)
+
+
+TOOLS = {
+    "autocast": frozenset[str](),
+    "autocast_io": frozenset[str](),
+    "float16": frozenset({"/stem/Clip"}),
+    "float16_io": frozenset({"/stem/Clip"}),
+}
+"""The layers that AutoCast's and onnxconverter-common's models in mixed/ keep in FP32."""
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_models_of_other_tools_compute_what_their_plans_say(name: str) -> None:
+    fixture = conv_clip()
+    path = Path(__file__).parent / "mixed" / f"{name}.onnx"
+    mixed = load_mixed(path, Graph(fixture.model), "m.onnx")
+    assert mixed.plan == PrecisionPlan(Precision.FP16, TOOLS[name])
+    assert {node.how for node in mixed.nodes if node.layer} == {Match.NAME}
+    own = EmulatedRunner(fixture.model).outputs(mixed.plan, [Sample("x", fixture.inputs)])
+    its = EmulatedRunner(mixed.graph).outputs(mixed.exact, [Sample("x", fixture.inputs)])
+    assert same(next(iter(own))["y"].astype(np.float16), next(iter(its))["y"].astype(np.float16))
+    assert any("rounded at the border" in note for note in mixed.notes) is name.endswith("_io")
 
 
 def test_renamed_added_fused_and_missing_nodes_are_named() -> None:
