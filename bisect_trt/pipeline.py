@@ -71,6 +71,7 @@ from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.fastest import fastest_plan, reduces_nothing, time_choices
 from bisect_trt.steps.fit_weights import fitted_problem, fitted_weights
 from bisect_trt.steps.golden import check_golden
+from bisect_trt.steps.judge_mixed import beginning_at, judge_mixed, validate_mixed
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import (
     Refused,
@@ -269,17 +270,24 @@ def _states(
 
 
 def _with_choices(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterator[RunState]:
-    """The state after each step of a run, with BF16 and FP32 beside the answer, and times."""
+    """The state after each step of a run, with other models beside the answer, and times."""
+    mixed = None
+    with suppress(BudgetSpentError):  # the search begins without it
+        mixed = judge_mixed(problem, context)
     state = RunState(problem)
-    for state in _states(problem, context, rules):
+    for state in _states(beginning_at(problem, mixed), context, rules):
+        state = replace(state, mixed=mixed)
         yield state
     with suppress(BudgetSpentError):  # the answer is there, and what stands beside it can wait
         yield from _beside(state, context)
 
 
 def _beside(state: RunState, context: Context) -> Iterator[RunState]:
-    """``state`` with BF16 and FP32 beside the answer, and the choices' times."""
+    """``state`` with BF16, FP32 and a mixed model beside the answer, and the choices' times."""
     problem = state.problem
+    if state.mixed is not None:
+        state = replace(state, mixed=validate_mixed(state.mixed, problem, context))
+        yield state
     of_16_bits = problem.settings.precision is Precision.FP16 and not problem.lifted
     if of_16_bits and state.triage and context.opens_beside:
         try:
@@ -419,6 +427,7 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
         latest = RunState(problem)
         for state in _measure(problem, context):
             latest = state
+        latest = replace(latest, mixed=judge_mixed(problem, context))
         result = summarise(latest, context.run_statistics(), time.perf_counter() - began, "compare")
         write_tables(result)
         return result

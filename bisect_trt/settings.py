@@ -251,6 +251,20 @@ class Settings:
         metavar="PLAN",
         commands=_RUN,
     )
+    reduced: Path | None = option(
+        None,
+        "--reduced",
+        "A mixed model that another tool made of this one, with FP16 or BF16 types: a row beside "
+        "the others.",
+        kind=Path,
+        metavar="MODEL",
+        help_of={
+            "compare": "A mixed model that another tool made of this one, with FP16 or BF16 types: "
+            "its errors beside the others.",
+            "verify": "Check this mixed model, which another tool made, in place of a plan.",
+        },
+        group="Input",
+    )
     keep_fp32: Sequence[str] = option(
         (),
         "--keep-fp32",

@@ -314,6 +314,7 @@ class Record:
                     "pinned": sorted(plan.pinned),
                 }
                 for choice, plan in zip(self.choice_rows, wholes, strict=True)
+                if not choice.is_mixed
             ]
         if self.judged:
             document["outputs"] = list(self.judged)

@@ -520,6 +520,9 @@ def _shown(
     engines = state.engine.by_label() if state.engine is not None else {}
     if state.judgement is not None:
         engines[f"{run_statistics.judge} plan"] = state.judgement.result
+    if state.mixed is not None:
+        shown = emulated if state.engine is None else engines
+        shown[state.mixed.label] = state.mixed.evaluation
     if searched or not answer.complete:
         plan = state.base.with_pins(answer.plan.pinned)
         labels = ("plan", "plan, second emulator")

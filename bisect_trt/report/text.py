@@ -324,9 +324,10 @@ def verdict(found: Verification) -> str:
     validation = found.validation
     failed = [check.what for check in found.checks if check.validation is False]
     does_hold = failed in ([], [GOLDEN])
-    answer = "The plan holds." if does_hold else "The plan does not hold."
+    what = "reduced model" if found.reduced else "plan"
+    answer = f"The {what} holds." if does_hold else f"The {what} does not hold."
     if does_hold and validation is not None and validation.word is ValidationVerdict.OVERFITTED:
-        answer = "The plan passes your inputs and fails on similar ones (overfitted)."
+        answer = f"The {what} passes your inputs and fails on similar ones (overfitted)."
     if failed == [GOLDEN]:
         answer += " But the reference does not give the golden outputs."
     return of_one_input(answer, validation)
