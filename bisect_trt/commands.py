@@ -29,6 +29,7 @@ from bisect_trt.model.weak_typing import OF_FUNCTIONS, polygraphy_script, trtexe
 from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, repair, run
 from bisect_trt.reduction.reduce import Reduced, result_folder
 from bisect_trt.report import terminal
+from bisect_trt.report.built import built_page, built_record, exit_code
 from bisect_trt.report.diff import as_page, diff_record, diff_runs, write_diff
 from bisect_trt.report.exits import ended_by, guarded, output
 from bisect_trt.report.files import to_json, write_documents, write_verification
@@ -47,6 +48,7 @@ from bisect_trt.report.record import read_run
 from bisect_trt.report.reduced import as_record, cures_as_json
 from bisect_trt.runners.doctor import examine
 from bisect_trt.settings import Settings
+from bisect_trt.steps.built import read_built
 from bisect_trt.steps.estimate import estimate
 from bisect_trt.steps.open_runners import idle_options
 from bisect_trt.steps.run_folder import held_folder
@@ -246,6 +248,25 @@ def export_command(
     with output(is_product=True):
         click.echo(text)
     return 0
+
+
+@guarded
+def built_command(
+    engine: Path,
+    model: Path | None,
+    plan: Path | None,
+    profile: Path | None,
+    load: bool,
+    run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Prints what an engine was built as, and what of a plan it does not honour."""
+    with terminal.progress(quiet=quiet) as observer:
+        built = read_built(engine, model, plan, profile, load=load, run=run, observer=observer)
+    page = built_page(built)
+    _print(built_record(built), terminal.print_page, page, as_json=as_json, quiet=quiet)
+    return exit_code(built)
 
 
 @guarded
