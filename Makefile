@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := .cache/demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-all cases docs gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
+.PHONY: demo test test-all cases docs dist gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -71,6 +71,10 @@ $(VENV)/.docs: pyproject.toml | $(VENV)/.ready
 docs: $(VENV)/.ready $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs -q build --strict
 	@echo "open build/site/index.html"
+
+# The wheel, into dist/. The build fetches setuptools; tests/test_wheel.py says what the wheel holds.
+dist: $(VENV)/.ready
+	$(PIP) wheel --no-deps -w dist .
 
 # What the benchmark holds the tool against, with the versions those need. Without it the benchmark says so and goes on.
 PEERS := .cache/peers

@@ -30,7 +30,7 @@ def answer(report: Report, out: Path, runner: str = "emulated") -> tuple[Result,
         out=out,
     )
     told = StringIO()
-    print_verdict(Console(file=told, width=4000), result)
+    print_verdict(Console(file=told, width=4000), result, verbose=True)
     return result, told.getvalue()
 
 

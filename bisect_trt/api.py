@@ -151,8 +151,10 @@ def bisect(
     outputs: str | Sequence[str] = (),
     robust: float | None = None,
     allow_misses: float | None = None,
+    strict: bool = False,
     max_cost: float | None = None,
     start_from: str | Path | None = None,
+    reduced: str | Path | None = None,
     keep_fp32: str | Sequence[str] = (),
     keep_reduced: str | Sequence[str] = (),
     mark: str | Sequence[str] = (),
@@ -211,7 +213,7 @@ def bisect(
 def verify(
     model: str | Path | onnx.ModelProto,
     inputs: Source | Sequence[Source],
-    plan: PrecisionPlan | str | Path,
+    plan: PrecisionPlan | str | Path | None = None,
     *,
     precision: Precision | Literal["fp16", "bf16", "tf32"] | None = None,
     runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda"] = "auto",
@@ -222,6 +224,7 @@ def verify(
     hold: str | Sequence[str] = (),
     robust: float | None = None,
     allow_misses: float | None = None,
+    reduced: str | Path | None = None,
     infinite: str | Sequence[str] = (),
     holdout: Source | Sequence[Source] = (),
     augmented: str = "auto",
@@ -243,12 +246,12 @@ def verify(
     observer: Observer | None = None,
     limits: Limits | None = None,
 ) -> Verification:
-    """Check that ``plan`` meets the requirements on ``inputs``.
+    """Check that ``plan``, or another tool's ``reduced`` model, holds.
 
     Args:
         model: an FP32 model, its path or its proto.
         inputs: as for :func:`bisect`.
-        plan: a plan, or the path of a plan.json.
+        plan: a plan, or the path of a plan.json; None with ``reduced``.
         observer: receives the progress.
         limits: bounds on the time of the steps; None for the usual ones.
 
@@ -256,21 +259,23 @@ def verify(
         What was checked, with ``passed`` and the validation.
 
     Raises:
-        BadInputError: it is no plan of this model.
+        BadInputError: it is no plan or mixed model of this model.
         RunnerUnavailableError: the runner cannot work here, or a time limit
             cannot be judged.
         MachineError: memory, disk or workers gave out.
     """
     given = dict(locals())
+    saved = None
     if isinstance(plan, PrecisionPlan):
         saved = SavedPlan(plan, Path("plan"))
     elif isinstance(plan, (str, Path)):
         saved = read_plan(Path(plan))
-    else:
+    elif plan is not None:
         raise BadInputError(f"plan: a {type(plan).__name__}; pass a PrecisionPlan or a plan's path")
-    given["precision"] = saved.searched if precision is None else precision
+    found_for = saved.searched if saved is not None else Precision.FP16
+    given["precision"] = found_for if precision is None else precision
     settings = _settings("verify", given)
-    if settings.precision is not saved.searched:
+    if saved is not None and settings.precision is not saved.searched:
         asked, planned = settings.precision.value, saved.searched.value
         raise BadInputError(f"precision={asked!r}: this is a plan for {planned}")
     verification = check_plan_validates(settings, saved, observer or Observer())

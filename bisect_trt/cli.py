@@ -55,6 +55,13 @@ PLAN = grouped(
     required=True,
     help="The plan.json that a run wrote, or the run's folder.",
 )
+PLAN_TO_VERIFY = grouped(
+    "Input",
+    "--plan",
+    "plan_path",
+    type=NamedPath(),
+    help="The plan.json that a run wrote, or the run's folder; needed without --reduced.",
+)
 JSON = grouped("Output", "--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 VERBOSE = grouped(
     "Output", "-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made."
@@ -395,8 +402,8 @@ def built_command(**given: Any) -> None:
 @JSON
 @QUIET
 def run_command(**given: Any) -> None:
-    """Find the problem's kind and a small set of layers that must stay in FP32, test it on copies
-    that the search has not seen; write the plan, model and report.
+    """Find the cause and the few layers that must stay in FP32. Validate the plan on inputs that
+    the search did not use. Write the plan, the model and the report.
     """
     from bisect_trt import commands
 
@@ -429,15 +436,16 @@ def compare_command(**given: Any) -> None:
     examples=(
         "verify model.onnx --input new/ --plan reports/model-fp16",
         'verify m.onnx --input new/ --plan old/ --hold "latency_ms<=4.5"',
+        "verify model.onnx --input new/ --reduced autocast.onnx",
     ),
 )
 @settings_options("verify")
-@PLAN
+@PLAN_TO_VERIFY
 @JSON
 @QUIET
 def verify_command(**given: Any) -> None:
-    """Does a plan still hold for this model and these inputs? Exit code 0 if it does, 1 if not; for
-    release gates.
+    """Does a plan, or another tool's mixed model, hold for these inputs? Exit code 0 if it does, 1
+    if not; for release gates.
     """
     from bisect_trt import commands
 
@@ -479,9 +487,9 @@ def report_command(**given: Any) -> None:
 @JSON
 @QUIET
 def diff_command(**given: Any) -> None:
-    """What changed from one run's folder to another: requirements, what the plans hold on, pins and
-    layers. Exit code 1 if the second misses what the first met, or was not asked what the first
-    was; 2 if no layer is in both.
+    """What changed from one run's folder to another: requirements, validation, pins and layers.
+    Exit code 1 if the second misses what the first met, or was not asked what the first was; 2 if
+    no layer is in both.
     """
     from bisect_trt import commands
 

@@ -302,16 +302,18 @@ def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
 
 @guarded
 def verify_command(
-    plan_path: Path, as_json: bool, quiet: bool, precision: str, **chosen: Any
+    plan_path: Path | None, as_json: bool, quiet: bool, precision: str, **chosen: Any
 ) -> int:
-    """Judges a plan again and prints whether it still passes."""
-    saved = read_plan(plan_path)
-    source = click.get_current_context().get_parameter_source("precision")
-    found_for = saved.plan.base.value
-    if source is not ParameterSource.DEFAULT and precision != found_for:
-        raise BadInputError(f"--precision {precision}: {saved.path} is a plan for {found_for}")
+    """Judges a plan again, or a mixed model, and prints whether it passes."""
+    saved = read_plan(plan_path) if plan_path is not None else None
+    if saved is not None:
+        source = click.get_current_context().get_parameter_source("precision")
+        found_for = saved.plan.base.value
+        if source is not ParameterSource.DEFAULT and precision != found_for:
+            raise BadInputError(f"--precision {precision}: {saved.path} is a plan for {found_for}")
+        precision = saved.searched
     with terminal.progress(quiet=quiet) as observer:
-        settings = Settings(precision=saved.searched, **chosen, limits=limits())
+        settings = Settings(precision=Precision(precision), **chosen, limits=limits())
         verification = verify(settings, saved, observer)
         write_verification(verification)
     record = verification.as_json()

@@ -71,6 +71,7 @@ from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.fastest import fastest_plan, reduces_nothing, time_choices
 from bisect_trt.steps.fit_weights import fitted_problem, fitted_weights
 from bisect_trt.steps.golden import check_golden
+from bisect_trt.steps.judge_mixed import beginning_at, judge_mixed, validate_mixed
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import (
     Refused,
@@ -204,6 +205,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     """
     began, time_budget = time.perf_counter(), TimeBudget(settings.budget)
     observer, rules = observer or Observer(), rules_of(settings.repair)
+    observer.stage("load")
     problem = load(settings, TimedObserver(observer, time_budget))
     if settings.repair not in ("auto", "none"):
         check_fp16(problem, "--repair edits")
@@ -257,6 +259,7 @@ def _states(
     except BudgetSpentError:
         state = end_search(state, context)
     context.time.search_ended()
+    context.observer.stage("validation")
     yield state
     # Validated first, while the answer's engine is loaded: its reproducibility takes new processes.
     validation = validation_of_answer(state, context)
@@ -267,17 +270,24 @@ def _states(
 
 
 def _with_choices(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterator[RunState]:
-    """The state after each step of a run, with BF16 and FP32 beside the answer, and times."""
+    """The state after each step of a run, with other models beside the answer, and times."""
+    mixed = None
+    with suppress(BudgetSpentError):  # the search begins without it
+        mixed = judge_mixed(problem, context)
     state = RunState(problem)
-    for state in _states(problem, context, rules):
+    for state in _states(beginning_at(problem, mixed), context, rules):
+        state = replace(state, mixed=mixed)
         yield state
     with suppress(BudgetSpentError):  # the answer is there, and what stands beside it can wait
         yield from _beside(state, context)
 
 
 def _beside(state: RunState, context: Context) -> Iterator[RunState]:
-    """``state`` with BF16 and FP32 beside the answer, and the choices' times."""
+    """``state`` with BF16, FP32 and a mixed model beside the answer, and the choices' times."""
     problem = state.problem
+    if state.mixed is not None:
+        state = replace(state, mixed=validate_mixed(state.mixed, problem, context))
+        yield state
     of_16_bits = problem.settings.precision is Precision.FP16 and not problem.lifted
     if of_16_bits and state.triage and context.opens_beside:
         try:
@@ -417,6 +427,7 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
         latest = RunState(problem)
         for state in _measure(problem, context):
             latest = state
+        latest = replace(latest, mixed=judge_mixed(problem, context))
         result = summarise(latest, context.run_statistics(), time.perf_counter() - began, "compare")
         write_tables(result)
         return result
@@ -460,6 +471,7 @@ def _search(
     state = RunState(problem)
     # A held out input that the model cannot run would be found only after the search.
     check_runs(context, problem.holdout)
+    context.observer.stage("baselines")
     for state in _measure(problem, context):
         yield state
     fitting = unsupported_by_trial(problem, context, state.engine)
@@ -469,6 +481,7 @@ def _search(
     if state.settled is not None or state.baselines is None:
         return
     problem, baselines, engine = state.problem, state.baselines, state.engine
+    context.observer.stage("cause")
     unseen = None if problem.settings.fitted else look_beyond(problem, context, baselines)
     state = replace(state, unseen=unseen)
     # Everything reduced passed its validation: there is nothing to search.
@@ -490,6 +503,7 @@ def _search(
         return
     state = replace(state, triage=triage)
     yield state
+    context.observer.stage("search")
     for with_repair in _repaired(state, context, rules):
         state = with_repair
         yield state

@@ -224,6 +224,14 @@ class Settings:
         commands=_JUDGED,
         group="Requirement",
     )
+    strict: bool = option(
+        False,
+        "--strict",
+        "Exit code 1 unless the answer is validated.",
+        kind=bool,
+        commands=_RUN,
+        group="Requirement",
+    )
     max_cost: float | None = option(
         None,
         "--max-cost",
@@ -242,6 +250,20 @@ class Settings:
         kind=Path,
         metavar="PLAN",
         commands=_RUN,
+    )
+    reduced: Path | None = option(
+        None,
+        "--reduced",
+        "A mixed model that another tool made of this one, with FP16 or BF16 types: a row beside "
+        "the others.",
+        kind=Path,
+        metavar="MODEL",
+        help_of={
+            "compare": "A mixed model that another tool made of this one, with FP16 or BF16 types: "
+            "its errors beside the others.",
+            "verify": "Check this mixed model, which another tool made, in place of a plan.",
+        },
+        group="Input",
     )
     keep_fp32: Sequence[str] = option(
         (),

@@ -153,6 +153,8 @@ RESULT_FILES = (
     "report.md",
     "junit.xml",
     "layers.csv",
+    "original_layers.csv",
+    "original_tradeoff.csv",
     "outputs.csv",
     "search.csv",
     "pins.csv",

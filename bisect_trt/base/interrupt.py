@@ -53,8 +53,15 @@ class BudgetSpentError(Exception):
     """The budget of evaluations, builds or minutes is spent."""
 
 
+STAGES = ("load", "baselines", "cause", "search", "validation")
+"""The stages of a run, in their order."""
+
+
 class Observer:
     """Receives what a run does, and ignores it; subclass it to show something."""
+
+    def stage(self, name: str) -> None:
+        """One of the five ``STAGES`` of a run begins; its steps follow."""
 
     def step(self, name: str) -> None:
         """A step of the pipeline begins."""
@@ -121,22 +128,35 @@ class TimeBudget:
             raise BudgetSpentError
 
 
-class TimedObserver(Observer):
-    """Passes everything on, and ends work at its next progress once the time is spent."""
+class StagelessObserver(Observer):
+    """Passes everything on but stages, for work that is a part of one."""
 
-    def __init__(self, inner: Observer, time_budget: TimeBudget) -> None:
+    def __init__(self, inner: Observer) -> None:
         self._inner = inner
-        self._time = time_budget
 
     def step(self, name: str) -> None:
         self._inner.step(name)
 
     def progress(self, done: int, expected: int, note: str) -> None:
         self._inner.progress(done, expected, note)
-        self._time.check()
 
     def best(self, pins: int) -> None:
         self._inner.best(pins)
 
     def finding(self, message: str) -> None:
         self._inner.finding(message)
+
+
+class TimedObserver(StagelessObserver):
+    """Passes everything on, and ends work at its next progress once the time is spent."""
+
+    def __init__(self, inner: Observer, time_budget: TimeBudget) -> None:
+        super().__init__(inner)
+        self._time = time_budget
+
+    def stage(self, name: str) -> None:
+        self._inner.stage(name)
+
+    def progress(self, done: int, expected: int, note: str) -> None:
+        super().progress(done, expected, note)
+        self._time.check()

@@ -1,4 +1,4 @@
-"""Perturbed inputs: copies moved too little to matter, so that every rounding falls anew."""
+"""Perturbed inputs: copies moved too little to matter, so that their roundings differ."""
 
 from __future__ import annotations
 

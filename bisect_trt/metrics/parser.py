@@ -125,6 +125,14 @@ def check_requirements(texts: Sequence[str], metrics: Sequence[str]) -> None:
         _read(text.strip(), own)
 
 
+def parse_known(text: str) -> Requirement | None:
+    """Parses a condition without its model; None for one on a user's metric."""
+    try:
+        return _read(text, [])
+    except BadInputError:
+        return None
+
+
 def _parse(text: str, outputs: Sequence[str], own: Sequence[str]) -> Requirement:
     item = _read(text, own)
     if item.output is None:

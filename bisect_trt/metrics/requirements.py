@@ -196,6 +196,20 @@ class Requirement:
         # Decibels: 20 of them are a factor of 10 in the error.
         return min(float(10.0 ** min((self.limit - value) / 20.0, 9.0)), MAX_SCORE)
 
+    def value_at(self, score: float) -> float:
+        """The metric's value that has ``score``: the inverse of :meth:`score_of`.
+
+        NaN where there is none: of a user's metric, an elementwise tolerance, or a score that is
+        cut off.
+        """
+        if self.own or self.metric == "atol" or not score < MAX_SCORE:
+            return math.nan
+        if not self.at_least:
+            return score * self.limit
+        if self.metric == "cosine" or is_decision(self.metric):
+            return 1.0 - score * (1.0 - self.limit)
+        return self.limit - 20.0 * math.log10(score) if score > 0.0 else math.inf
+
 
 class ReferenceOutputs(dict[str, NDArray[Any]]):
     """The reference's outputs of one input, with the gaps of each output of decisions."""

@@ -77,7 +77,7 @@ def lift(model: onnx.ModelProto, where: str = "model") -> Lifted | None:
     """``model`` lifted to FP32; None if no node gives reduced tensors."""
     scope = infer_types(model)
     nodes = model.graph.node
-    made = [_types_made(node, index, scope) for index, node in enumerate(nodes)]
+    made = [types_made(node, index, scope) for index, node in enumerate(nodes)]
     # Only computed tensors count: FP16 weights that are cast to FP32 are storage.
     found = [p for p, kind in STORAGE_TYPE.items() if any(kind in kinds for kinds in made)]
     if not found:
@@ -150,7 +150,7 @@ _CHANGES_NONE = MOVES | {"Cast"}
 """Operators that compute nothing: a model that reduces only these computes in FP32."""
 
 
-def _types_made(node: onnx.NodeProto, index: int, scope: Scope) -> frozenset[int]:
+def types_made(node: onnx.NodeProto, index: int, scope: Scope) -> frozenset[int]:
     """The float types of the outputs of ``node`` and of its bodies' nodes; none for a constant."""
     if node.op_type == "Constant":
         return frozenset()
@@ -158,7 +158,7 @@ def _types_made(node: onnx.NodeProto, index: int, scope: Scope) -> frozenset[int
     for attribute, body in subgraphs(node):
         inner = scope.body(index, attribute)
         for place, within in enumerate(body.node):
-            kinds |= _types_made(within, place, inner)
+            kinds |= types_made(within, place, inner)
     return frozenset(kinds & {FLOAT, *STORAGE_TYPE.values()})
 
 

@@ -152,6 +152,33 @@ def largest_constant(graph: Graph, layer: str) -> str:
     return words
 
 
+def constant_sizes(graph: Graph) -> dict[str, tuple[float, float]]:
+    """The smallest and the largest magnitude of each layer's FP32 constants, by layer id.
+
+    Zeros and values that are not finite do not count; layers without others are left out.
+    """
+    ends: dict[str, tuple[float, float]] = {}
+    for name in {name for layer in graph.layers for name in layer.inputs}:
+        if name in graph.float_constants:
+            ends[name] = _magnitudes(graph.float_constants[name])
+    found = {}
+    for layer in graph.layers:
+        known = [ends[name] for name in layer.inputs if ends.get(name, (0.0, 0.0))[1] > 0.0]
+        if known:
+            found[layer.name] = min(low for low, _ in known), max(high for _, high in known)
+    return found
+
+
+def _magnitudes(array: NDArray[np.float32]) -> tuple[float, float]:
+    """The smallest magnitude but 0 and the largest; (inf, 0) where there is none."""
+    low, high = math.inf, 0.0
+    for block in _finite_blocks(array):
+        sizes = np.abs(block)
+        high = max(high, float(sizes.max(initial=0.0)))
+        low = min(low, float(sizes.min(initial=np.inf, where=sizes > 0.0)))
+    return low, high
+
+
 def weight_findings(model: onnx.ModelProto | Graph, precision: Precision) -> list[Finding]:
     """A finding for each layer's constant that overflows or partly vanishes in FP16 or BF16."""
     if not precision.is_storage:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from bisect_trt.base.display import counted
-from bisect_trt.base.outcomes import FP32, PLAN, REPAIRED, Validation, ValidationVerdict
+from bisect_trt.base.outcomes import FP32, MIXED, PLAN, REPAIRED, Validation, ValidationVerdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.time_limits import PlanSpeed
 
@@ -55,6 +55,11 @@ class Choice:
     def in_words(self, rules: Sequence[str]) -> str:
         """The row's name, such as "repaired (fold-bn)"; ``rules`` are those of the repair."""
         return f"{self.name} ({', '.join(rules)})" if self.repaired else self.name
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it is another tool's mixed model, whose file is its own."""
+        return self.name.startswith(MIXED)
 
     def as_json(self) -> dict[str, Any]:
         """The row as run.json has it."""

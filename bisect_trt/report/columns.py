@@ -49,6 +49,10 @@ def _tables() -> dict[str, tuple[Column, ...]]:
 TABLES = _tables()
 """The columns of each CSV file, without ".csv", from ``schema/columns.csv``."""
 
+# The model as given, where the answer is for another graph, other weights or BF16.
+ORIGINALS = ("original_layers", "original_tradeoff")
+TABLES |= {name: TABLES[name.removeprefix("original_")] for name in ORIGINALS}
+
 REQUIREMENTS = TABLES.pop("by_requirement")
 PINS = TABLES["pins"]
 
@@ -66,13 +70,15 @@ def as_page() -> str:
         "A score of 1e9 is a miss where none is allowed, such as a changed decision; other finite",
         "scores are at most 9.99e8.",
         "Columns keep their order and names; new ones come at the end.",
+        "original_layers.csv has the columns of layers.csv, original_tradeoff.csv those of",
+        "tradeoff.csv.",
         "",
         "In a notebook the tables of `Result` are pandas DataFrames of the same columns, without",
         "columns without values: `result.layers` is layers.csv and so on,",
         "`result.cost` is engines.csv, and `result.by_requirement` is in run.json.",
     ]
     titles = {
-        **{f"{name}.csv": columns for name, columns in TABLES.items()},
+        **{f"{name}.csv": columns for name, columns in TABLES.items() if name not in ORIGINALS},
         "by_requirement": REQUIREMENTS,
     }
     for title, columns in titles.items():

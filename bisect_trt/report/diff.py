@@ -356,7 +356,7 @@ def as_page(found: RunDiff) -> Page:
     """The comparison as a page, the most important section first."""
     sections = [
         Section("Requirements", found.requirements),
-        Section("What the plans hold on", found.validation),
+        Section("Validation", found.validation),
         Section("Time", found.speed),
         Section("Pins", found.pins, [_pins_line(found)]),
         Section("Layers", found.layers, list(_layer_lines(found))),

@@ -11,16 +11,19 @@ import numpy as np
 import pandas as pd
 
 from bisect_trt.base.display import counted
-from bisect_trt.base.outcomes import InputKind
 from bisect_trt.base.plan import Precision
+from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief
 from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL
+from bisect_trt.report.choices import Choice, Passes
 from bisect_trt.report.tables import is_measured
 
 ACCENT = "#4c8bf5"
 BAD = "#e5484d"
 GOOD = "#30a46c"
 MUTED = "#8b8d98"
-_KIND_COLOURS = dict(zip(InputKind, (ACCENT, "#e5733c", "#b58b1b", GOOD), strict=True))
+STRONG = "#1f5fd0"
+QUIET = "#5f636b"
+CONSTANTS = "#d9822b"
 
 Trace = dict[str, Any]
 Layout = dict[str, Any]
@@ -98,7 +101,7 @@ def _levels(*levels: tuple[float, str, str]) -> Layout:
         line = {"color": colour, "width": 1.5, "dash": "dash"}
         across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
         place = {"xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom"}
-        font = {"color": colour, "size": 11}
+        font = {"size": 11}  # the page's colour: the line's has too little contrast for words
         # On a logarithmic axis Plotly takes values for shapes, but exponents for annotations.
         note = {"y": math.log10(value), "text": words, "showarrow": False, "font": font}
         layout["shapes"].append({**across, "line": line})
@@ -132,12 +135,11 @@ def errors_figure(layers: pd.DataFrame) -> Figure | None:
     heights = layers["rel_range"].mask(broken, 3.0 * max(drawn, default=1.0)).fillna(0.0)
     pinned = np.flatnonzero(layers["pinned"].astype(bool))
     source = np.flatnonzero(layers["source"]) if "source" in layers else np.empty(0, int)
-    around = [20 if b else 9 for b in broken.iloc[pinned]]
     star = {"symbol": "star", "color": BAD, "size": 14}
     marks = (
+        ("pinned", pinned, {"symbol": "circle", "size": 5}),
         ("not finite", np.flatnonzero(broken), {"symbol": "x", "color": BAD, "size": 9}),
         ("source: wrong while its inputs are right", source, star),
-        ("pinned", pinned, {"symbol": "circle-open", "size": around}),
     )
     data = [*lines, *(_marks(w, rows, heights.iloc[rows], m) for w, rows, m in marks if len(rows))]
     layout = {"xaxis": _NETWORK, "yaxis": _log_axis("largest error / the layer's range", drawn)}
@@ -153,51 +155,166 @@ def _broken(layers: pd.DataFrame, column: str, finite: str) -> pd.Series[bool]:
     return endless | (is_measured(layers) & layers[finite].eq(False))
 
 
-def tradeoff_figure(tradeoff: pd.DataFrame) -> Figure | None:
-    """The share of each kind of input that meets the requirement, over the number of pins."""
-    if len(tradeoff) < 2:
-        return None
-    pins = [int(p) for p in tradeoff["pins"]]
-    # Even distances: a linear axis would crowd the small sets, a logarithmic one has no 0.
-    places = [str(p) for p in pins]
+def curve_figures(tradeoff: pd.DataFrame, choices: Sequence[Choice]) -> list[Figure]:
+    """The errors of plans against their layers in FP32, and against their time where it differs.
+
+    Lines are the worst and the 95th-percentile error of tradeoff.csv, marks are ``choices``.
+    """
+    if not choices:
+        return []
+    layers = [float(len(choice.pinned)) for choice in choices]
+    pins = tradeoff["pins"].astype(float) if len(tradeoff) else pd.Series(dtype=float)
+    ticks = _count_ticks(max([*layers, *pins, 1.0]))
+    places = [math.log10(1.0 + tick) for tick in ticks]
+    axis = {**_title("layers in FP32"), "tickvals": places, "ticktext": [str(t) for t in ticks]}
+    alt = "Error, in tolerances, against the number of layers in FP32"
+    by_layers = _by(choices, [math.log10(1.0 + n) for n in layers], np.log10(1.0 + pins), tradeoff)
+    found = [Figure("layers-plot", alt, *_with_axis(by_layers, axis), height=_CURVE_HEIGHT)]
+    low = choices[0].plan.base.value.upper()
+    column, title = "saving_kept", f"predicted time (0 % {low}, 100 % FP32)"
+    times = [c.saving_kept if c.saving_kept is not None else math.nan for c in choices]
+    is_measured = sum(choice.latency_ms is not None for choice in choices) > 1
+    if is_measured:
+        column, title = "latency_ms", "measured time, ms"
+        times = [c.latency_ms if c.latency_ms is not None else math.nan for c in choices]
+    of_curve = tradeoff[column].astype(float) if column in tradeoff else pd.Series(dtype=float)
+    if not is_measured:
+        times, of_curve = [1.0 - share for share in times], 1.0 - of_curve
+    known = [time for time in times if not math.isnan(time)]
+    if known and max(known) > min(known):
+        axis = {**_title(title), **({} if is_measured else {"tickformat": ".0%"})}
+        by_time = _by(choices, times, of_curve, tradeoff)
+        alt = f"Error, in tolerances, against {title}"
+        data, layout = _with_axis(by_time, axis)
+        # The plot above has the same lines.
+        layout |= {"showlegend": False}
+        found.append(Figure("time-plot", alt, data, layout, height=_CURVE_HEIGHT))
+    return found
+
+
+_CURVE_HEIGHT = 180
+LOWEST_SCORE = 1e-2
+HIGHEST_SCORE = 1e4
+"""Ends of the axis of errors, in tolerances; what is beyond stands there."""
+_FILLED = {"line": {"width": 0}, "opacity": 1}
+
+
+def letter(place: int) -> str:
+    """The letter that marks the choice of row ``place``, from 0, in plots and tables."""
+    return chr(ord("A") + place)
+
+
+def _count_ticks(most: float) -> list[int]:
+    """0, powers of ten and three times these, and ``most``, for an axis of log(1 + count)."""
+    usual = [n * 10**k for k in range(9) for n in (1, 3)]
+    return [0, *(n for n in usual if n <= 0.6 * most), int(most)]
+
+
+def _by(
+    choices: Sequence[Choice], places: Sequence[float], of_curve: Any, tradeoff: pd.DataFrame
+) -> list[Trace]:
+    """Lines through the curve at ``of_curve``, and the choices at ``places``."""
+    scores = [choice.worst_score for choice in choices]
+    known = [s for s in scores if 0.0 < s < NOTHING_ALLOWED]
+    lines = (("worst error", "worst_score", "solid"), ("95th percentile", "p95_score", "dot"))
+    for _, column, _ in lines:
+        known += [s for s in tradeoff.get(column, ()) if 0.0 < s < NOTHING_ALLOWED]
+    # What is no number stands above all others. Far below the tolerance all is well: shown true to
+    # scale, FP32 would press what is near the tolerance into a line.
+    low = max(LOWEST_SCORE, min([*known, 1.0]) / 3.0)
+    high = min(HIGHEST_SCORE, 3.0 * max([*known, 1.0]))
     data: list[Trace] = []
-    for kind in InputKind:
-        passed, tested = tradeoff[f"{kind}_passed"], tradeoff[f"{kind}_tested"]
-        if not (tested > 0).any():
+    for words, column, dash in lines:
+        if column not in tradeoff or len(of_curve.dropna()) < 2:
             continue
-        shares = [None if math.isnan(s) else short(s) for s in tradeoff[f"{kind}_share"]]
-        rows = zip(pins, passed, tested, strict=True)
-        style = {
-            # Each line is thinner than the last, so that equal ones stay visible.
-            "line": {"color": _KIND_COLOURS[kind], "width": 6 - 1.5 * len(data)},
-            "marker": {"size": 14 - 3 * len(data)},
-            "text": [f"{counted(p, 'pin')}: {n} of {of}" for p, n, of in rows],
-            "hovertemplate": "%{text} (%{y:.1%})",
-        }
-        data.append(_scatter(kind.words, places, shares, "lines+markers", **style))
-    layout: Layout = {
-        "xaxis": {**_title("layers kept in FP32"), "type": "category", "tickangle": 0},
-        "yaxis": {**_title("share that holds"), "tickformat": ".0%", "range": [-0.04, 1.04]},
+        rows = sorted(
+            (x, short(min(max(y, low), high)))
+            for x, y in zip(of_curve, tradeoff[column], strict=True)
+            if not (math.isnan(x) or math.isnan(y))
+        )
+        style = {"line": {"color": ACCENT, "dash": dash, "width": 2}, "marker": {"size": 5}}
+        x, y = [short(row[0]) for row in rows], [row[1] for row in rows]
+        data.append(_scatter(words, x, y, "lines+markers", hovertemplate="%{y:.3g}", **style))
+    spots = [
+        (x, min(max(s, low), high), place)
+        for place, (x, s) in enumerate(zip(places, scores, strict=True))
+        if not (math.isnan(x) or math.isnan(s))
+    ]
+    groups = _together(spots, [choice.passes is not Passes.NO for choice in choices])
+    # The recommended one is drawn last, above the others.
+    groups.sort(key=lambda group: any(choices[place].recommended for _, _, place in group))
+    return [*data, *(_spot(group, choices) for group in groups)]
+
+
+_Spot = tuple[float, float, int]
+
+
+def _together(spots: Sequence[_Spot], passes: Sequence[bool]) -> list[list[_Spot]]:
+    """Groups spots whose marks would cover each other, if both pass or both fail."""
+    wide = max((x for x, _, _ in spots), default=0.0) - min((x for x, _, _ in spots), default=0.0)
+    ys = [math.log10(y) for _, y, _ in spots]
+    tall = max(ys, default=0.0) - min(ys, default=0.0)
+    groups: list[list[_Spot]] = []
+    for spot in spots:
+        for group in groups:
+            x, y, _ = group[0]
+            far_x = abs(spot[0] - x) / (wide or 1.0)
+            far_y = abs(math.log10(spot[1] / y)) / (tall or 1.0)
+            alike = passes[spot[2]] == passes[group[0][2]]
+            if far_x < 0.05 and far_y < 0.1 and alike:
+                group.append(spot)
+                break
+        else:
+            groups.append([spot])
+    return groups
+
+
+def _spot(group: Sequence[_Spot], choices: Sequence[Choice]) -> Trace:
+    """A mark with the letters of choices: a square where none of them passes."""
+    rows = [choices[place] for _, _, place in group]
+    said = [
+        f"{letter(place)} {choices[place].name}: {counted(len(choices[place].pinned), 'layer')} "
+        f"in FP32, {brief(choices[place].worst_score)}"
+        for _, _, place in group
+    ]
+    marker = {
+        **_FILLED,
+        "symbol": "square" if rows[0].passes is Passes.NO else "circle",
+        "size": 12 + 8 * len(group),
+        "color": STRONG if any(row.recommended for row in rows) else QUIET,
     }
-    categories = list(dict.fromkeys(places))
-    for place, source in zip(places, tradeoff["set"], strict=True):
-        if source == "answer":
-            x = categories.index(place)  # Plotly takes "146" for the 146th category
-            across = {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1}
-            layout["shapes"] = [{**across, "line": {"color": MUTED, "dash": "dot", "width": 2}}]
-            words = f"the plan: {counted(int(place), 'pin')}"
-            above = {"x": x, "yref": "paper", "y": 1, "yanchor": "bottom"}
-            layout["annotations"] = [{**above, "text": words, "showarrow": False}]
-            layout["legend"] = {"y": 1.1}  # above the words
-    alt = "Share of inputs that meet the requirement over the number of layers kept in FP32"
-    return Figure("tradeoff-plot", alt, data, layout)
+    return _scatter(
+        "choice",
+        [short(group[0][0])],
+        [short(group[0][1])],
+        "markers+text",
+        text=["".join(letter(place) for _, _, place in group)],
+        textfont={"color": "#fff", "size": 12},
+        marker=marker,
+        showlegend=False,
+        hovertemplate="<br>".join(said) + "<extra></extra>",
+        cliponaxis=False,
+    )
+
+
+def _with_axis(data: list[Trace], xaxis: Layout) -> tuple[list[Trace], Layout]:
+    """The traces, and a layout with the tolerance as a line."""
+    values = [1.0, *(y for trace in data for y in trace["y"])]
+    ends = [math.log10(min(values)), math.log10(max(values))]
+    room = 0.12 * (ends[1] - ends[0]) + 0.05
+    axis = {**_log_axis("error / tolerance", values), "range": [ends[0] - room, ends[1] + room]}
+    levels = _levels((1.0, "tolerance", BAD))
+    return data, {"xaxis": xaxis, "yaxis": axis, "margin": {"t": 8, "b": 36}, **levels}
 
 
 _SPREAD = [f"channel_peak_{q}" for q in ("p25", "p50", "p75", "max")]
 
 
 def ranges_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
-    """The largest magnitude of each layer and its channels, with the limits of ``precision``."""
+    """The magnitudes of each layer's outputs and constants, with the limits of ``precision``.
+
+    Magnitudes far beyond the limits stand at the edge of the plot.
+    """
     if "ref_max" not in layers or not layers["ref_max"].notna().any():
         return None
     largest = layers[["ref_min", "ref_max"]].abs().max(axis=1)
@@ -213,28 +330,69 @@ def ranges_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
         for column, more in (("p25", {"showlegend": False}), ("p75", fill)):
             edge = _line("channels, the middle half", spread[f"channel_peak_{column}"], MUTED)
             data.append({**edge, **quiet, **more})
-    data.append(_line("the largest value", largest, ACCENT))
-    pinned = np.flatnonzero(layers["pinned"].astype(bool))
-    if pinned.size:
-        mark = {"symbol": "circle-open", "size": 9}
-        data.append(_marks("pinned", pinned, largest.iloc[pinned], mark))
-    layout = {"xaxis": _NETWORK, **_limits("magnitude in FP32", largest, precision)}
-    alt = f"Magnitudes of each layer's values against the limits of {precision.value.upper()}"
+    data.append(_line("activations, the largest", largest, ACCENT))
+    ends = constant_ends(layers)
+    low, high = (ends[0], ends[1]) if ends is not None else (None, None)
+    top = [*largest, *(high if high is not None else ())]
+    limits, (bottom, ceiling) = _limits("magnitude in FP32", top, precision)
+    beyond = largest > LARGEST.get(precision, math.inf)
+    heights = largest
+    for words, values, symbol in (
+        ("constants, the largest", high, "diamond"),
+        ("constants, the smallest", low, "diamond-open"),
+    ):
+        if values is None:
+            continue
+        rows = np.flatnonzero(values.notna())
+        shown = values.clip(bottom, ceiling)
+        mark = {"symbol": symbol, "color": CONSTANTS, "size": 5}
+        mark["line"] = {"width": 1, "color": CONSTANTS}
+        data.append(_marks(words, rows, shown.iloc[rows], mark))
+    if high is not None:
+        beyond |= high > LARGEST.get(precision, math.inf)
+        heights = largest.fillna(0.0).combine(high.fillna(0.0), max)
+    if beyond.any():
+        rows = np.flatnonzero(beyond)
+        mark = {"symbol": "x", "color": BAD, "size": 12, "line": {"width": 0}}
+        data.append(_marks("beyond the limit", rows, heights.clip(bottom, ceiling)[beyond], mark))
+    layout = {"xaxis": _NETWORK, **limits}
+    alt = f"Magnitudes of activations and constants against {precision.value.upper()}'s limits"
     return Figure("ranges-plot", alt, data, layout, of_layers=True, height=360)
 
 
-def _limits(title: str, values: pd.Series[Any], precision: Precision) -> Layout:
-    """The y axis of magnitudes, with lines at the limits of ``precision`` if FP32's differ."""
+def constant_ends(layers: pd.DataFrame) -> tuple[pd.Series[float], pd.Series[float]] | None:
+    """The smallest and the largest magnitude of each layer's constants; None where none is known.
+
+    The series are NaN for layers without constants.
+    """
+    if "constant_max" not in layers or not layers["constant_max"].notna().any():
+        return None
+    return layers["constant_min"].astype(float), layers["constant_max"].astype(float)
+
+
+def _limits(
+    title: str, values: Sequence[float], precision: Precision
+) -> tuple[Layout, tuple[float, float]]:
+    """The y axis of magnitudes, with lines at the limits of ``precision`` if FP32's differ.
+
+    Gives the smallest and the largest value that the axis shows too.
+    """
     if precision not in LARGEST or precision not in SMALLEST_SUBNORMAL:
-        return {"yaxis": _log_axis(title, values)}
+        return {"yaxis": _log_axis(title, values)}, (0.0, math.inf)
     name = precision.value.upper()
     largest, smallest = LARGEST[precision], SMALLEST_SUBNORMAL[precision]
-    # The axis ends a little below the smallest subnormal, however tiny the values are.
-    top = max(largest, *(v for v in values if math.isfinite(v)))
+    # The axis ends a little below the smallest subnormal, however tiny the values are. A mask of
+    # -3e38 would leave all others a line.
+    ceiling = _FAR * largest
+    top = min(ceiling, max(largest, *(v for v in values if math.isfinite(v))))
     ends = [math.log10(smallest) - 1.2, math.log10(top) + 1.0]
     axis = {**_log_axis(title, [largest, smallest, *values]), "range": ends}
     levels = _levels(
         (largest, f"{name}: infinite beyond {largest:.5g}", BAD),
         (smallest, f"{name}: zero below about {smallest:.1g}", MUTED),
     )
-    return {"yaxis": axis, **levels}
+    return {"yaxis": axis, **levels}, (smallest / 10.0, ceiling)
+
+
+_FAR = 1e5
+"""Magnitudes beyond a limit by more than this factor stand at the edge of the plot."""

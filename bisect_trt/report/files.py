@@ -38,7 +38,7 @@ from bisect_trt.model.load import digest_of
 from bisect_trt.model.save import save_model
 from bisect_trt.model.typed import to_typed
 from bisect_trt.report.choices import Choice, recommended
-from bisect_trt.report.columns import TABLES, to_csv
+from bisect_trt.report.columns import ORIGINALS, TABLES, to_csv
 from bisect_trt.report.html import as_html
 from bisect_trt.report.junit import as_junit, verification_as_junit
 from bisect_trt.report.markdown import as_markdown
@@ -127,6 +127,7 @@ def write_report(result: Record, state: RunState) -> None:
     """
     tables = {name: getattr(result, name) for name in ("layers", "outputs", "search", "pins")}
     sometimes = {"engines": result.cost, "inputs": result.inputs, "tradeoff": result.tradeoff}
+    sometimes |= {name: getattr(result, name) for name in ORIGINALS}
     tables |= {name: table for name, table in sometimes.items() if len(table)}
     problem = repaired = fitted = state.problem
     models: dict[str, onnx.ModelProto] = {}

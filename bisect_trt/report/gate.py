@@ -224,9 +224,15 @@ class Entry:
         return self.result is not None and self.result.passed and self.result.is_refuted
 
     @property
+    def is_unsure(self) -> bool:
+        """Whether it meets the requirements and --strict asks for a validated answer."""
+        found = self.result
+        return found is not None and found.is_met and found.exit_code != EXIT_OK
+
+    @property
     def is_slow(self) -> bool:
         """Whether it meets the requirements and misses a time limit."""
-        meets = self.result is not None and self.result.exit_code == EXIT_OK
+        meets = self.result is not None and self.result.is_met
         return meets and any(limit.met is False for limit in self.limits)
 
     @property
@@ -235,8 +241,9 @@ class Entry:
         found = self.result
         if found is None:
             return self.error
-        if found.exit_code == EXIT_OK:
-            return f"{headline(found)}{self._limits_in_words()}"
+        if found.is_met:
+            unsure = " Not validated, as --strict asks." if self.is_unsure else ""
+            return f"{headline(found)}{unsure}{self._limits_in_words()}"
         scores = judged_scores(found.by_requirement)
         missed = [f"{r} ({times(score)})" for r, score in scores.items() if not score <= 1.0]
         which = f" Missed: {', '.join(missed)}." if missed else ""
@@ -332,13 +339,16 @@ def _recommended(found: Record) -> str:
 def gate_page(gate: Gate) -> Page:
     """The answer and the table of models."""
     slow = _names(e for e in gate.entries if e.exit_code == 1 and e.is_slow)
-    missed = _names(e for e in gate.entries if e.exit_code == 1 and not (e.is_refuted or e.is_slow))
+    unsure = _names(e for e in gate.entries if e.is_unsure)
+    known = [e for e in gate.entries if e.is_refuted or e.is_slow or e.is_unsure]
+    missed = _names(e for e in gate.entries if e.exit_code == 1 and e not in known)
     refuted = _names(e for e in gate.entries if e.is_refuted)
     broken = _names(e for e in gate.entries if e.exit_code > 1)
     done = len(gate.entries)
     closed = [f"{missed} missed the requirements"] if missed else []
     closed += [f"{slow} missed a time limit"] if slow else []
-    closed += [f"{refuted} ended the budget with a plan that a test refutes"] if refuted else []
+    closed += [f"{unsure} was not validated (--strict)"] if unsure else []
+    closed += [f"{refuted} spent the budget on a plan that validation rejects"] if refuted else []
     lines = []
     if broken:
         answer = f"Not decided: {broken} could not be judged."

@@ -40,7 +40,7 @@ _BY_PINS = (Cause.OVERFLOW, Cause.ROUNDING, Cause.ACCUMULATION, Cause.UNKNOWN)
 """Causes that pins can cure."""
 
 _BROKEN = ("build-failed", "crashed", "timed-out")
-_REFUTED = "a test refutes it (the budget is spent)"
+_REFUTED = "validation rejects it (the budget is spent)"
 _SETTLED = {
     Cause.GOLDEN_MISMATCH: "The reference itself differs from the golden outputs: nothing was "
     "searched.",
@@ -51,11 +51,12 @@ _SETTLED = {
 
 def next_step(result: Record) -> str:
     """What the user can do next; blank where the answer is good."""
-    steps = _next_steps(result)
+    steps = next_steps(result)
     return f"What next: {'; '.join(steps)}." if steps else ""
 
 
-def _next_steps(result: Record) -> list[str]:
+def next_steps(result: Record) -> list[str]:
+    """What the user can do next, the best first; empty where the answer is good."""
     how = tone(result)
     advice = _odd_inputs(result) or _fewer_pins(result)
     if how == "ok":
@@ -76,7 +77,8 @@ def _next_steps(result: Record) -> list[str]:
             steps.append("run everything in TF32, which meets it on the given inputs")
         if advice or _some_hold_with_fewer(result):
             fewer = (
-                "take fewer pins, which hold on some inputs (tradeoff.csv, --allow-misses SHARE)"
+                "keep fewer layers in FP32, which is enough for some inputs (tradeoff.csv, "
+                "--allow-misses SHARE)"
             )
             steps.append(advice or fewer)
         steps = steps or ["ship it in FP32, or loosen the requirement"]
@@ -141,8 +143,8 @@ def _odd_inputs(result: Record) -> str:
     one = int(row["missed"]) == 1
     near = "it is a near tie, run without it" if one else "they are near ties, run without them"
     return (
-        f"look at {row['given_missed']}: with {counted(int(row['pins']), 'pin')} no other of "
-        f"{row['given_tested']} given inputs misses (if {near})"
+        f"look at {row['given_missed']}: with {counted(int(row['pins']), 'layer')} in FP32 no "
+        f"other of {row['given_tested']} given inputs misses (if {near})"
     )
 
 
@@ -163,14 +165,15 @@ def _fewer_pins(result: Record) -> str:
         size = validation.set_size
         what = "inputs and copies" if size == 1 else f"sets of {size}"
         return (
-            f"fewer may do: {counted(int(row['pins']), 'pin')} held on all of {row['tested']} "
-            f"{what} (tradeoff.csv)"
+            f"try fewer: with {counted(int(row['pins']), 'layer')} in FP32 all of {row['tested']} "
+            f"{what} passed (tradeoff.csv)"
         )
     if not passed.any():
         return ""
     row = table[passed].sort_values("pins").iloc[0]
     few = counted(int(row["pins"]), "layer")
-    return f"{few} hold on all {int(row['given_tested'])} given inputs, copies of them ask for more"
+    given = int(row["given_tested"])
+    return f"with {few} in FP32 all {given} given inputs pass; copies of them need more layers"
 
 
 def _some_hold_with_fewer(result: Record) -> bool:
@@ -201,8 +204,8 @@ def _answer(result: Record) -> str:
     if _is_fp32_by_time(result):
         return "Ship it in FP32: nothing that meets the requirement takes less time."
     if result.cause is Cause.TF32:
-        return "Strict FP32 meets the requirement: turn TF32 off."
-    where, refuted = _of_given(result), ""
+        return "TF32 is too imprecise; disable it. Strict FP32 meets the requirement."
+    where, refuted = of_given(result), ""
     if result.is_refuted:
         where, refuted = where or " on the given inputs", f", but {_REFUTED}"
     if result.cause is not Cause.NONE:
@@ -218,14 +221,14 @@ def _answer(result: Record) -> str:
             if not result.plan.chosen:
                 none = f"Repair the graph ({rules}): {_held(result)}"
                 return f"{none} and the requirement is met{where}{refuted}."
-        return f"{kept} and the requirement is met{where}{refuted}; {_proof(result)}."
+        return f"{kept} and the requirement is met{where}{refuted}; {proof_words(result)}."
     meets = f"{result.precision.value.upper()} meets the requirement"
     if refuted:
         return f"{meets}{where}{refuted}."
     held = len(result.plan.held)
     if held and not is_lifted(result):
         return f"{meets} with {counted(held, 'layer')} held in FP32{where}."
-    return f"{meets} as it is{where}: nothing to pin."
+    return f"{meets} as it is{where}: no layer needs FP32."
 
 
 def _is_fp32_by_time(result: Record) -> bool:
@@ -258,12 +261,13 @@ def _kept(result: Record) -> str:
     return kept
 
 
-def _proof(result: Record) -> str:
+def proof_words(result: Record) -> str:
     """The evidence that the pins are needed."""
     if result.ranked:
         scores = result.layers.get("sensitivity")
-        by = "what each does" if scores is None or scores.notna().any() else "its own error"
-        return f"ranked by {by}, not proved one by one"
+        is_measured = scores is None or scores.notna().any()
+        by = "measured impact" if is_measured else "its own error"
+        return f"chosen by {by}; whether each is necessary was not tested"
     each = "each of the others" if result.plan.held else "each"
     proof = f"{each} proved to be needed" if result.complete else "not yet proved to be minimal"
     share = result.pins["tolerance_share"].min() if len(result.pins) else math.nan
@@ -274,21 +278,12 @@ def _proof(result: Record) -> str:
     return f"{proof} ({broken} because the run breaks without it)" if broken else proof
 
 
-def _of_given(result: Record) -> str:
+def of_given(result: Record) -> str:
     """How many given inputs pass, where some are allowed to miss; blank if all pass."""
     given = result.validation.given if result.validation is not None else None
     if given is None or given.passed == given.tested:
         return ""
     return f" on {given.passed} of the {given.tested} given inputs"
-
-
-def answer_lines(result: Record) -> list[str]:
-    """The first lines: answer, validation, next step, cause, before and after."""
-    lines = [headline(result), *validation_sentences(result.validation), *not_covered(result)]
-    lines += [line for line in (next_step(result), cause_sentence(result)) if line]
-    scores = "" if math.isnan(result.base_score) else f"before: {score_before(result)}   "
-    scores += f"after: {score_after(result)}   " if scores and result.passed else ""
-    return [*lines, f"{scores}requirement: {', '.join(result.requirements)}"]
 
 
 def cause_sentence(result: Record) -> str:

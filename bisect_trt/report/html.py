@@ -18,11 +18,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bisect_trt.base.atomic_files import PLAN, TYPED_MODEL
-from bisect_trt.base.display import counted, printable
+from bisect_trt.base.display import counted, printable, some_of
 from bisect_trt.base.outcomes import VANISHING, Finding
 from bisect_trt.base.plan import Precision
-from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief
+from bisect_trt.inputs.images import IMAGES
+from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
+from bisect_trt.metrics.rounding import LARGEST
 from bisect_trt.report import figures, tables, text
+from bisect_trt.report.build import Profile, allows_tf32, build_words, profile_of_inputs
 from bisect_trt.report.choices import saved_by_repair
 from bisect_trt.report.columns import names_in
 from bisect_trt.report.headline import (
@@ -44,6 +47,7 @@ _TRADEOFF = names_in(
     "pins set given_share perturbed_share perturbed_lower_bound augmented_share holdout_share "
     "p50_score p95_score worst_score latency_ms"
 )
+_INPUTS = ("input", "kind", "all reduced", "with the plan", "passed")
 _SEARCH = names_in("evaluation runner on base pins outcome score seconds note")
 _NAMED = names_in("layer op module where")
 _PINS = names_in(
@@ -66,6 +70,16 @@ _TITLES = {
     "ref_max": "largest value",
 }
 """Titles of columns in the page; tooltips give their names in layers.csv."""
+
+SHOWN_BARS = 20
+MOST_CAUSES = 5
+_MEASURES = {
+    "sensitivity": "Score of the outputs, in tolerances, when only this layer is reduced",
+    "introduced_rel_range": "Error of the layer alone, over its range",
+}
+"""What bars show, by the column of layers.csv; the first one that was measured."""
+
+_RUNNERS = {"emulated": "emulator", "emulated-whole": "second emulator"}
 
 _SCRIPTS = ("plotly-basic.min.js", "dataTables.min.js", "report.js")
 _STYLES = ("dataTables.min.css", "report.css", "answer.css")
@@ -112,41 +126,10 @@ def _code(lines: str) -> Markup:
     return Markup("\n").join(printable(line) for line in lines.split("\n"))
 
 
-class Tile(NamedTuple):
-    """A number of the first screen, with its name and a note."""
-
-    name: str
-    value: str
-    note: str = ""
-
-
-def _tiles(result: Record) -> list[Tile]:
-    """Cause, number of pins, scores before and after, and latency."""
-    found = [Tile("cause", result.cause.value)]
-    if result.passed:
-        note = f"of {counted(result.layer_count, 'layer')} stay in FP32"
-        found.append(Tile("pins", str(len(result.pinned)), note))
-    # Inputs that may miss do not count, so their scores are not shown here.
-    count = ", on the inputs that count" if result.given_share < 1.0 else ""
-    everything = f"everything in {result.precision.value.upper()}{count}"
-    scores = (
-        ("before", result.base_score, everything),
-        ("after", result.score, f"with the plan{count}"),
-    )
-    for name, score, words in scores:
-        if name == "before" or not math.isnan(score):
-            of = "tolerance, " if score < NOTHING_ALLOWED else ""
-            found.append(Tile(name, brief(score), f"{of}{words}"))
-    latency = text.latencies(result)
-    if "plan" in latency:
-        others = [name for name in ("fp32", result.precision.value) if name in latency]
-        note = ", ".join(f"{name.upper()} {latency[name]}" for name in others)
-        found.append(Tile("latency", latency["plan"], note))
-    return found
-
-
 def _answer(result: Record) -> dict[str, Any]:
     """The values for ``answer.html.j2``, the first screen."""
+    rules, required = result.repair.rules, result.requirements
+    choices = tables.choices_table(result.choice_rows, rules, required)
     return {
         "result": result,
         "tone": text.tone(result),
@@ -157,8 +140,8 @@ def _answer(result: Record) -> dict[str, Any]:
         "caption": text.verdict_words(result.validation) or "What it holds on",
         "next_step": next_step(result),
         "tested": result.validation.tested if result.validation is not None else [],
-        "tiles": _tiles(result),
-        "choices": _whole(tables.choices_table(result.choice_rows, result.repair.rules)),
+        "letter": figures.letter,
+        "choices": _whole(choices),
         "judged_by": text.judged_by(result),
     }
 
@@ -172,31 +155,47 @@ def as_fragment(result: Record) -> str:
 
 def as_html(result: Record) -> str:
     """The whole page; names from models and paths cannot become markup or scripts in it."""
-    plots = _figures(result)
-    data = {"figures": [f.as_json() for f in plots.values()], "layers": layer_data(result.layers)}
+    # The cause is in the model as given: a repair may have removed the layer to blame.
+    given = result.original_layers if len(result.original_layers) else result.layers
+    plots = _figures(result, given)
+    data = {
+        "figures": [f.as_json() for f in plots.values()],
+        "layers": layer_data(result.layers),
+        "names": [printable(str(name)) for name in given["layer"]],
+    }
     by_kind: dict[str, list[Finding]] = {}
     # Constants that partly vanish are many and harmless, so they come last.
     for finding in sorted(result.findings, key=lambda f: (not f.weighty, f.kind == VANISHING)):
         by_kind.setdefault(finding.kind, []).append(finding)
-    inputs = tables.worst_inputs(result.inputs)
+    inputs = _with_worst(tables.worst_inputs(result.inputs))
     of_engine = result.engine
-    of_inputs = [str(c) for c in inputs if c not in ("shapes", "sha256")]
+    shipped = recipes(result)
     return (
         environment()
         .get_template("report.html.j2")
         .render(
             **_answer(result),
             figures=plots,
+            build=shipped[0] if shipped else None,
+            recipes=shipped[1:],
+            bars=_bars(given, result),
+            lowest=figures.LOWEST_SCORE,
+            is_cut=_is_cut(plots),
+            of_original=given is result.original_layers,
+            beyond=_beyond(given, result.precision),
+            cures=_whole(tables.cures_table(result)),
             tradeoff=_table(result.tradeoff.dropna(axis=1, how="all"), _TRADEOFF),
             scores=_scores(result.by_requirement),
             outputs=_table(result.outputs, tables.OUTPUT_COLUMNS),
-            inputs=_table(inputs, of_inputs, left_out=len(result.inputs) - len(inputs)),
+            images=[f.message for f in result.findings if f.kind == IMAGES],
+            inputs_summary=_inputs_summary(result),
+            inputs=_table(inputs, _INPUTS, left_out=len(result.inputs) - len(inputs)),
             searched=text.search_sentences(result),
-            search=_table(result.search, _SEARCH),
+            search=_table(_in_words(result.search), _SEARCH),
             pins=_table(_with_places(tables.shown_pins(result)), _PINS),
             unproved=text.unproved(result),
             ordered_by=text.sensitivity_sentences(result),
-            sources=text.sources(result.layers),
+            sources=text.sources(given),
             proved=bool(result.pins["proved"].any()),
             cost=_table(result.cost, tables.COST_COLUMNS),
             candidates=_whole(tables.candidates_table(of_engine.candidates if of_engine else ())),
@@ -211,7 +210,7 @@ def as_html(result: Record) -> str:
             engine=text.engine_sentences(result),
             has_layers=len(result.layers) > 0,
             findings=list(by_kind.values()),
-            recipes=recipes(result),
+            evaluations={_RUNNERS.get(name, name): n for name, n in result.evaluations.items()},
             command=_folded(shlex.split(result.command)) if result.command else "",
             scripts=[_asset(name) for name in _SCRIPTS],
             styles=[_asset(name) for name in _STYLES],
@@ -219,6 +218,121 @@ def as_html(result: Record) -> str:
             data=_script_json(data),
         )
     )
+
+
+def _is_cut(plots: Mapping[str, figures.Figure]) -> bool:
+    """Whether an error is smaller than the plots show."""
+    traces = plots["layers-plot"].data if "layers-plot" in plots else ()
+    return any(figures.LOWEST_SCORE in trace["y"] for trace in traces)
+
+
+class Bar(NamedTuple):
+    """A layer of the bars: ``width`` is in per cent, ``score`` in words."""
+
+    layer: str
+    op: str
+    place: str
+    score: str
+    width: float
+    fails: bool
+    is_cause: bool
+    pinned: bool
+
+
+class Bars(NamedTuple):
+    """The layers that harm the most, and what is measured."""
+
+    measure: str
+    unit: str
+    rows: Sequence[Bar]
+
+
+def _bars(layers: pd.DataFrame, result: Record) -> Bars:
+    """The layers with the largest sensitivity, or own error where that was not measured."""
+    measured = (c for c in _MEASURES if c in layers and (layers[c].astype(float) > 0.0).any())
+    column = next(measured, None)
+    if column is None:
+        return Bars("", "", ())
+    scores = layers[column].astype(float)
+    scores = scores[scores > 0.0].nlargest(SHOWN_BARS)
+    finite = [math.log10(s) for s in scores if s < NOTHING_ALLOWED]
+    low, high = min(finite, default=0.0) - 0.3, max(finite, default=1.0)
+    by_name = _with_places(layers).loc[scores.index].to_dict(orient="records")
+    causes = {name for cause in result.causes[:1] for name in cause.layers}
+    if result.error_share is not None:
+        causes = set(result.error_share.layers)
+    elif len(causes) > MOST_CAUSES:  # a mark on every row says nothing
+        causes = set()
+    pinned, is_score = set(result.pinned), column == "sensitivity"
+    rows = []
+    for row, score in zip(by_name, scores, strict=True):
+        part = 1.0 if score >= NOTHING_ALLOWED else (math.log10(score) - low) / (high - low)
+        name = str(row["layer"])
+        rows.append(
+            Bar(
+                layer=name,
+                op=str(row["op"]),
+                place=", ".join(str(row[c]) for c in ("module", "where") if row.get(c)),
+                score=brief(score) if is_score else text.number(score),
+                width=round(100.0 * part, 1),
+                fails=is_score and score > 1.0,
+                is_cause=name in causes,
+                pinned=name in pinned,
+            )
+        )
+    return Bars(_MEASURES[column], "score" if is_score else "error", rows)
+
+
+def _beyond(layers: pd.DataFrame, precision: Precision) -> list[str]:
+    """The layers whose activations or constants are beyond the largest value, in words."""
+    limit, found = LARGEST.get(precision, math.inf), list[tuple[float, str]]()
+    if "ref_max" not in layers:
+        return []
+    kinds = {"activations": layers[["ref_min", "ref_max"]].abs().max(axis=1)}
+    ends = figures.constant_ends(layers)
+    if ends is not None:
+        kinds["constants"] = ends[1]
+    for kind, sizes in kinds.items():
+        for name, size in zip(layers["layer"], sizes, strict=True):
+            if size > limit:
+                found.append((float(size), f"{name}: {kind} up to {size:.3g}"))
+    return [words for _, words in sorted(found, reverse=True)]
+
+
+def _inputs_summary(result: Record) -> str:
+    """How many inputs there are, their shapes, and the worst score."""
+    table = result.inputs
+    if table.empty:
+        return ""
+    said = [f"{n} {kind}" for kind, n in table["kind"].value_counts().items()]
+    lines = [f"{counted(len(table), 'input')}: {', '.join(said)}."]
+    if "shapes" in table:
+        shapes: dict[str, dict[str, None]] = {}
+        for row in table["shapes"]:
+            for name, shape in json.loads(row).items():
+                shapes.setdefault(name, {})["x".join(map(str, shape)) or "scalar"] = None
+        lines += [f"{name}: {some_of(list(found), 4)}." for name, found in shapes.items()][:8]
+    scored = [c for c in table if str(c).startswith("plan_score_")]
+    if scored and table[scored].notna().any(axis=None):
+        scores = table[scored].max(axis=1)
+        worst = table["input"].iloc[int(scores.argmax())]
+        lines.append(f"The worst with the plan is {worst}: {times(float(scores.max()))}.")
+    return " ".join(lines)
+
+
+def _with_worst(inputs: pd.DataFrame) -> pd.DataFrame:
+    """Adds each input's worst score over all runners."""
+    for title, start in (("all reduced", "reduced_score_"), ("with the plan", "plan_score_")):
+        of_runners = [c for c in inputs if str(c).startswith(start)]
+        if of_runners:
+            scores = inputs[of_runners].max(axis=1)
+            inputs = inputs.assign(**{title: scores.map(brief)})
+    return inputs
+
+
+def _in_words(search: pd.DataFrame) -> pd.DataFrame:
+    """The search's evaluations, with plain names of the emulators."""
+    return search.assign(runner=search["runner"].replace(_RUNNERS)) if len(search) else search
 
 
 def _scores(by_requirement: pd.DataFrame) -> Table:
@@ -230,12 +344,15 @@ def _scores(by_requirement: pd.DataFrame) -> Table:
     return Table(columns, [[text, *map(scores.get, columns)] for text, scores in rows])
 
 
-def _figures(result: Record) -> dict[str, figures.Figure]:
-    """The plots that have data, by name."""
+def _figures(result: Record, given: pd.DataFrame) -> dict[str, figures.Figure]:
+    """The plots that have data, by name; ``given`` has the layers of the model as given."""
+    # An answer without layers in FP32 is a curve of one point.
+    is_curve = len(result.tradeoff) > 1 or result.original_tradeoff.empty
+    curve = result.tradeoff if is_curve else result.original_tradeoff
     found = (
-        figures.tradeoff_figure(result.tradeoff),
-        figures.errors_figure(result.layers),
-        figures.ranges_figure(result.layers, result.precision),
+        *figures.curve_figures(curve, tables.by_weight(result.choice_rows)),
+        figures.errors_figure(given),
+        figures.ranges_figure(given, result.precision),
     )
     return {figure.name: figure for figure in found if figure is not None}
 
@@ -320,9 +437,6 @@ def _base(path: str) -> str:
 
 _ENGINE = "model.engine"
 
-Shape = tuple[int, ...]
-Profile = Mapping[str, tuple[Shape, Shape, Shape]]
-
 
 class Recipe(NamedTuple):
     """A heading, a text to copy and a note on it."""
@@ -336,9 +450,9 @@ def recipes(result: Record) -> list[Recipe]:
     """Ways to ship the plan; empty where no plan meets the requirements."""
     if not result.passed:
         return []
-    # trtexec and the builder allow TF32 unless it is turned off, which would reduce pins too.
-    tf32 = Precision.TF32 in (result.plan.base, result.plan.pin_precision)
-    profile = profile_of_inputs(result)
+    # It stands beside the plots, where lines are short.
+    build = _folded([*build_words(result), f"--saveEngine={_ENGINE}"], width=44)
+    python = _python(profile_of_inputs(result), tf32=allows_tf32(result))
     # As given to the run: relative paths start at the folder in which it was started.
     words = shlex.split(result.command)
     folder = words[words.index("--out") + 1] if "--out" in words[:-1] else ""
@@ -346,24 +460,10 @@ def recipes(result: Record) -> list[Recipe]:
     verify = ["bisect-trt", "verify", result.model, *_input_words(words), "--plan", plan]
     note = "From where the run was started. Exit code 0 if the plan holds."
     return [
-        Recipe("trtexec", _trtexec(profile, tf32=tf32), "TensorRT 10 and 11."),
-        Recipe("Python", _python(profile, tf32=tf32), "tensorrt, or tensorrt_rtx."),
+        Recipe("trtexec", build, "TensorRT 10 and 11."),
+        Recipe("Python", python, "tensorrt, or tensorrt_rtx."),
         Recipe("Check it in a pipeline", _folded(verify), note),
     ]
-
-
-def profile_of_inputs(result: Record) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """The smallest, first and largest shape of each input with a dynamic shape."""
-    if "shapes" not in result.inputs:
-        return {}
-    by_sample = [json.loads(shapes) for shapes in result.inputs["shapes"]]
-    profile = {}
-    for name in result.dynamic_inputs:
-        shapes = [tuple(int(d) for d in sample[name]) for sample in by_sample if name in sample]
-        if shapes and len({len(shape) for shape in shapes}) == 1:
-            sizes = list(zip(*shapes, strict=True))
-            profile[name] = (tuple(map(min, sizes)), shapes[0], tuple(map(max, sizes)))
-    return profile
 
 
 _OF_INPUTS = frozenset(
@@ -393,15 +493,6 @@ def _input_words(command: Sequence[str]) -> list[str]:
     return kept
 
 
-def _trtexec(profile: Profile, *, tf32: bool) -> str:
-    words = ["trtexec", f"--onnx={TYPED_MODEL}", "--stronglyTyped"]
-    words += [] if tf32 else ["--noTF32"]
-    for place, part in enumerate(("min", "opt", "max")):
-        shapes = [f"{n}:{'x'.join(map(str, s[place]))}" for n, s in profile.items() if s[place]]
-        words += [f"--{part}Shapes={','.join(shapes)}"] if shapes else []
-    return _folded([*words, f"--saveEngine={_ENGINE}"])
-
-
 def _python(profile: Profile, *, tf32: bool) -> str:
     shapes = [
         f"profile.set_shape({name!r}, {', '.join(map(repr, s))})" for name, s in profile.items()
@@ -413,8 +504,8 @@ def _python(profile: Profile, *, tf32: bool) -> str:
     return template.render(model=TYPED_MODEL, engine=_ENGINE, tf32=tf32, shapes=shapes).rstrip()
 
 
-def _folded(words: Sequence[str]) -> str:
-    """A command for a POSIX shell, folded at 90 characters."""
+def _folded(words: Sequence[str], width: int = 90) -> str:
+    """A command for a POSIX shell, folded at ``width`` characters."""
     lines, parts = [""], [shlex.quote(words[0])]
     for word in words[1:]:
         # An option and its value stay on one line.
@@ -423,7 +514,7 @@ def _folded(words: Sequence[str]) -> str:
         else:
             parts.append(shlex.quote(word))
     for word in parts:
-        if len(lines[-1]) + len(word) > 90 and lines[-1]:
+        if len(lines[-1]) + len(word) > width and lines[-1]:
             lines.append("   ")
         lines[-1] += f" {word}" if lines[-1] else word
     return " \\\n".join(lines)

@@ -11,7 +11,7 @@ from bisect_trt.base.display import counted, markdown
 from bisect_trt.base.outcomes import Validation
 from bisect_trt.report.choices import saved_by_repair
 from bisect_trt.report.columns import names_in
-from bisect_trt.report.headline import answer_lines
+from bisect_trt.report.first_lines import answer_lines
 from bisect_trt.report.record import Record
 from bisect_trt.report.repairs import proof_sentence, refusal_lines
 from bisect_trt.report.tables import (
@@ -48,7 +48,7 @@ def as_markdown(result: Record) -> str:
 
 def answer_as_markdown(result: Record) -> Iterator[str]:
     """The first lines of the answer, who judged, and the validation."""
-    answer, *lines = answer_lines(result)
+    answer, *lines = answer_lines(result, on_page=True)
     yield f"# bisect-trt: {markdown(result.model)} at {result.precision.value.upper()}"
     yield from ("", f"**{markdown(answer)}**", "")
     for line in lines:
@@ -59,9 +59,9 @@ def answer_as_markdown(result: Record) -> Iterator[str]:
     yield f"- judged by: `{result.runner}` ({evaluations}, {runs})"
     if result.validation is not None:
         table = _validation_table(result.validation)
-        yield from ("", "## What it holds on", "", *table_lines(table))
+        yield from ("", "## Validation", "", *table_lines(table))
     if result.choice_rows:
-        table = choices_table(result.choice_rows, result.repair.rules)
+        table = choices_table(result.choice_rows, result.repair.rules, result.requirements)
         yield from ("", "## Choices", "", *table_lines(table))
 
 

@@ -40,7 +40,7 @@ from bisect_trt.base.outcomes import (
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.scales import Scale
 from bisect_trt.report.choices import CHOICE_COLUMNS, Choice, choice_from_json, recommended
-from bisect_trt.report.columns import TABLES, from_csv
+from bisect_trt.report.columns import ORIGINALS, TABLES, from_csv
 from bisect_trt.report.repairs import RepairFacts, facts_from_json
 from bisect_trt.report.weights import FITTED_BY, WeightFacts, weights_from_json
 
@@ -96,7 +96,9 @@ class Record:
 
     ``layers``, ``outputs``, ``search``, ``pins``, ``inputs`` and ``tradeoff`` are the CSV files of
     these names as DataFrames; ``cost`` is engines.csv, and ``by_requirement`` has a row per
-    requirement. docs/columns.md has their columns; a table that does not apply is empty.
+    requirement. ``original_layers`` and ``original_tradeoff`` are of the model as given, where the
+    answer is for another one. docs/columns.md has the columns; a table that does not apply is
+    empty.
     ``choices`` is a DataFrame too, ``model_path`` the model to ship, ``open()`` shows the report.
 
     Attributes:
@@ -124,7 +126,7 @@ class Record:
         search_facts: facts on the search; None without one.
         metrics: metrics of the user.
         validation: the plan on other inputs; None where no plan passes.
-        ranked: whether pins were cut from a ranking, not proved one by one.
+        ranked: whether pins were chosen by measured impact, each untested.
         given_share: share of the given inputs that must pass.
         budget_minutes: value of ``--budget``.
         out_of_time: whether the budget ended the search.
@@ -140,6 +142,7 @@ class Record:
         choice_rows: the rows of ``choices`` as objects, with their plans.
         repair: the edits of the graph, their proof and what was refused.
         weights: the layers whose weights were rounded to fit.
+        strict: whether only a validated answer has exit code 0.
         error_share: the few layers that make nearly all of the error; None where none do.
     """
 
@@ -176,6 +179,8 @@ class Record:
     given_share: float = 1.0
     inputs: pd.DataFrame = field(default_factory=pd.DataFrame)
     tradeoff: pd.DataFrame = field(default_factory=pd.DataFrame)
+    original_layers: pd.DataFrame = field(default_factory=pd.DataFrame)
+    original_tradeoff: pd.DataFrame = field(default_factory=pd.DataFrame)
     budget_minutes: float | None = None
     out_of_time: bool = False
     interrupted: bool = False
@@ -192,6 +197,7 @@ class Record:
     repair: RepairFacts = field(default_factory=RepairFacts)
     weights: WeightFacts = field(default_factory=WeightFacts)
     error_share: ErrorShare | None = None
+    strict: bool = False
 
     @property
     def pinned(self) -> list[str]:
@@ -243,8 +249,22 @@ class Record:
 
     @property
     def exit_code(self) -> int:
-        """0 if the plan meets the requirements; 1 if none does, or validation refutes it."""
-        return EXIT_OK if self.passed and not self.is_refuted else EXIT_NOT_MET
+        """0 if the plan meets the requirements; 1 if none does, or validation refutes it.
+
+        With ``strict`` it is 1 for everything that is not validated.
+        """
+        is_enough = self.is_met and (not self.strict or self.is_validated)
+        return EXIT_OK if is_enough else EXIT_NOT_MET
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the plan meets the requirements and validation does not refute it."""
+        return self.passed and not self.is_refuted
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether the plan passes and its verdict is ``validated``."""
+        return self.passed and word_of(self.validation) == ValidationVerdict.VALIDATED.value
 
     @property
     def is_refuted(self) -> bool:
@@ -294,6 +314,7 @@ class Record:
                     "pinned": sorted(plan.pinned),
                 }
                 for choice, plan in zip(self.choice_rows, wholes, strict=True)
+                if not choice.is_mixed
             ]
         if self.judged:
             document["outputs"] = list(self.judged)
@@ -345,6 +366,7 @@ class Record:
             **self.repair.as_json(),
             "weights": self.weights.as_json(),
             "validation_settings": self._validation_settings(),
+            "strict": self.strict,
             "ranked": self.ranked,
             "evaluations": dict(self.evaluations),
             "new_evaluations": self.new_evaluations,
@@ -395,7 +417,7 @@ class Record:
 
 Json = Mapping[str, Any]
 _Kind = TypeVar("_Kind")
-_SOMETIMES = ("engines", "inputs", "tradeoff")
+_SOMETIMES = ("engines", "inputs", "tradeoff", *ORIGINALS)
 _SAME = (
     *("model", "runner", "sentence", "passed", "complete", "ranked", "interrupted", "command"),
     *("requirements", "samples", "metrics", "dynamic_inputs", "versions"),
@@ -506,6 +528,8 @@ def _record(data: Json, folder: Path) -> Record:
         given_share=round(1.0 - _number(data["allow_misses"]), 12),
         inputs=tables["inputs"],
         tradeoff=tables["tradeoff"],
+        original_layers=tables["original_layers"],
+        original_tradeoff=tables["original_tradeoff"],
         by_requirement=_by_requirement(data),
         budget_minutes=data["budget"] and float(data["budget"]["minutes"]),
         out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),
@@ -514,6 +538,7 @@ def _record(data: Json, folder: Path) -> Record:
         choice_rows=[choice_from_json(row) for row in data["choices"]],
         repair=facts_from_json(data),
         weights=weights_from_json(data["weights"]),
+        strict=bool(data.get("strict", False)),
         error_share=_error_share(data["error_share"]) if data.get("error_share") else None,
     )
 

@@ -43,6 +43,11 @@ def choices_of(state: RunState, own: Record, others: Mapping[str, Record]) -> li
         passes = Passes.of(found.verdict.passed, validation)
         layers = [layer.name for layer in state.problem.graph.layers_at(Precision.BF16)]
         rows.append(_choice(BF16, found.plan, layers, found.score, passes))
+    if state.mixed is not None:
+        mixed, verdict = state.mixed, state.mixed.evaluation.verdict
+        passes = Passes.of(verdict.passed, mixed.validation)
+        score = mixed.evaluation.score
+        rows.append(_choice(mixed.label, mixed.plan, names, score, passes))
     fp32 = judge.fp32
     validation = own.validation if all_fp32 else None
     if state.fp32 is not None:

@@ -15,7 +15,6 @@ import onnxruntime as ort
 import pandas as pd
 
 from bisect_trt.base.display import printable
-from bisect_trt.base.errors import EXIT_OK
 from bisect_trt.base.limits import thread_count
 from bisect_trt.base.outcomes import (
     AS_IS,
@@ -35,7 +34,7 @@ from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.model.inputs import dynamic_inputs
 from bisect_trt.model.patterns import find_patterns
 from bisect_trt.report.choices import Choice
-from bisect_trt.report.headline import answer_lines, files_line
+from bisect_trt.report.first_lines import answer_lines
 from bisect_trt.report.html import as_fragment
 from bisect_trt.report.markdown import answer_as_markdown
 from bisect_trt.report.record import EngineFacts, MarkingEffect, Record, SearchFacts
@@ -125,7 +124,7 @@ class Result(Record):
 
     def __repr__(self) -> str:
         about = f"{self.model} at {self.precision.value.upper()}"
-        lines = [about, *answer_lines(self), judged_by(self), files_line(self)]
+        lines = [about, *answer_lines(self), judged_by(self)]
         return "\n".join(printable(line) for line in lines)
 
     def _repr_html_(self) -> str:
@@ -369,8 +368,7 @@ def _in_fp32(state: RunState, run_statistics: RunStatistics, own: Result) -> Res
 def _is_of_use(result: Result) -> bool:
     """Whether the answer on another graph is met with some layer reduced."""
     all_fp32 = len(result.pinned) == result.layer_count
-    met = result.exit_code == EXIT_OK
-    return met and result.plan.base is not Precision.FP32 and not all_fp32
+    return result.is_met and result.plan.base is not Precision.FP32 and not all_fp32
 
 
 def _is_within(answered: Answered, result: Result) -> bool:
@@ -395,11 +393,10 @@ def _is_better(new: Result, old: Result, new_row: Choice | None, old_row: Choice
 
 def _rank(result: Result) -> tuple[bool, int]:
     """How sure an answer is: met, and the word of its validation."""
-    met = result.passed and not result.is_refuted
     order = [ValidationVerdict.OVERFITTED, ValidationVerdict.INCONCLUSIVE]
     order.append(ValidationVerdict.VALIDATED)
     word = result.validation.word if result.validation is not None else None
-    return met, order.index(word) if word is not None else -1
+    return result.is_met, order.index(word) if word is not None else -1
 
 
 def _row(rows: Sequence[Choice], name: str) -> Choice | None:
@@ -415,7 +412,7 @@ def _name_of(own: Result) -> str:
 
 def _recommending(choices: Sequence[Choice], own: Result) -> list[Choice]:
     """``choices`` with the row of the answer on the original recommended, if that is met."""
-    if own.exit_code != EXIT_OK:
+    if not own.is_met:
         return list(choices)
     originals = [c for c in choices if c.name in (AS_IS, PLAN) and c.plan == own.plan]
     name = originals[0].name if originals else FP32
@@ -460,6 +457,8 @@ def _on_other(own: Result, theirs: Result, label: str) -> Result:
         searched=own.searched,
         repair=own.repair,
         weights=own.weights,
+        original_layers=own.layers,
+        original_tradeoff=own.tradeoff,
     )
 
 
@@ -493,6 +492,7 @@ def _of_run(state: RunState, run_statistics: RunStatistics) -> dict[str, Any]:
         "tradeoff": state.tradeoff.table if state.tradeoff is not None else pd.DataFrame(),
         "error_share": state.tradeoff.error_share if state.tradeoff is not None else None,
         "given_share": settings.share_of_given,
+        "strict": settings.strict,
         "budget_minutes": settings.budget,
         "threads": thread_count(settings.threads),
         "out_of_time": state.out_of_time,
@@ -520,6 +520,9 @@ def _shown(
     engines = state.engine.by_label() if state.engine is not None else {}
     if state.judgement is not None:
         engines[f"{run_statistics.judge} plan"] = state.judgement.result
+    if state.mixed is not None:
+        shown = emulated if state.engine is None else engines
+        shown[state.mixed.label] = state.mixed.evaluation
     if searched or not answer.complete:
         plan = state.base.with_pins(answer.plan.pinned)
         labels = ("plan", "plan, second emulator")

@@ -12,12 +12,25 @@ import numpy as np
 import pandas as pd
 
 from bisect_trt.base.display import counted, plural, some_of
-from bisect_trt.base.outcomes import Candidate, ChoiceTimes, Finding
+from bisect_trt.base.outcomes import (
+    AS_IS,
+    BF16,
+    FITTED,
+    FP32,
+    KNEE,
+    PLAN,
+    REPAIRED,
+    Candidate,
+    ChoiceTimes,
+    Finding,
+)
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
-from bisect_trt.metrics.requirements import brief
+from bisect_trt.metrics.parser import parse_known
+from bisect_trt.metrics.requirements import MAX_SCORE, Requirement, brief
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
+from bisect_trt.model.lost_constants import constant_sizes
 from bisect_trt.model.patterns import Origin, Pattern, list_origins
 from bisect_trt.model.walk import captured_names
 from bisect_trt.report.choices import Choice, Passes
@@ -103,6 +116,9 @@ def layers_table(state: RunState, plan: PrecisionPlan) -> pd.DataFrame:
     for column in ("module", "module_class", "file", "line", "code"):
         table[column] = [getattr(origin, column) for origin in origins]
     table["line"] = table["line"].astype("Int64").mask(table["line"] == 0)
+    sizes = constant_sizes(state.problem.graph)
+    ends = [sizes.get(str(name), (math.nan, math.nan)) for name in table["layer"]]
+    table["constant_min"], table["constant_max"] = [e[0] for e in ends], [e[1] for e in ends]
     marked = state.problem.marked
     return table if marked is None else table[table["layer"].isin(marked)].reset_index(drop=True)
 
@@ -132,6 +148,9 @@ COST_COLUMNS = names_in("engine outcome pins latency_ms engine_mb build_s contex
 OUTPUT_COLUMNS = names_in(
     "baseline output outcome score max_abs mean_abs median_abs rel_range cosine snr_db"
 )
+MAX_CHOICE_NAME = 24
+"""Characters of a choice's name from which on its rules are counted, not named."""
+
 _STEPS = ("write", "parse", "build", "load", "context", "run")
 _TENSORRT_STEPS = ("parse", "build", "load", "context", "run", "latency")
 
@@ -285,19 +304,133 @@ def times_table(times: Sequence[ChoiceTimes]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def choices_table(choices: Sequence[Choice], rules: Sequence[str]) -> pd.DataFrame:
-    """A row per choice, the recommended one marked; ``rules`` are those of the repair."""
-    rows = []
-    for choice in choices:
-        words = {Passes.VALIDATED: "validated", Passes.GIVEN: "your inputs", Passes.NO: "no"}
+def choices_table(
+    choices: Sequence[Choice], rules: Sequence[str], requirements: Sequence[str] = ()
+) -> pd.DataFrame:
+    """A row per choice, in the order of :func:`by_weight`, the recommended one marked.
+
+    ``rules`` are those of the repair. A single one of ``requirements`` gives the errors in its unit
+    where that has one; other scores are shares of the tolerance.
+    """
+    rows, precision = [], _precision_of(choices)
+    only = parse_known(requirements[0]) if len(requirements) == 1 else None
+    head, values = _worst_errors(only, [choice.worst_score for choice in choices])
+    shown = dict(zip((choice.name for choice in choices), values, strict=True))
+    for choice in by_weight(choices):
         row: dict[str, object] = {"": ">" if choice.recommended else ""}
-        row["choice"] = choice.in_words(rules)
-        row |= {"FP32 layers": len(choice.pinned), "worst score": brief(choice.worst_score)}
+        row["choice"] = _choice_in_words(choice, rules, precision)
+        row |= {"FP32 layers": len(choice.pinned), head: shown[choice.name]}
         if any(choice.latency_ms is not None for choice in choices):
             row["ms"] = "" if choice.latency_ms is None else f"{choice.latency_ms:.3f}"
-        row["FP16 saving kept"] = share_kept(choice)
-        rows.append({**row, "passes": words[choice.passes]})
+        row[f"{precision} saving kept"] = share_kept(choice)
+        rows.append({**row, "passes": _PASSES[choice.passes]})
     return pd.DataFrame(rows)
+
+
+def by_weight(choices: Sequence[Choice]) -> list[Choice]:
+    """What there is, then what passes, the recommended and the fastest first; FP32 is the last."""
+
+    def weight(choice: Choice) -> tuple[int, bool, float, int]:
+        places = {AS_IS: 0, FP32: 3}
+        place = places.get(choice.name, 2 if choice.passes is Passes.NO else 1)
+        time = math.inf if choice.latency_ms is None else choice.latency_ms
+        return place, not choice.recommended, time, len(choice.pinned)
+
+    return sorted(choices, key=weight)
+
+
+def _precision_of(choices: Sequence[Choice]) -> str:
+    """The precision asked for, in capitals: that of the first row."""
+    return choices[0].plan.base.value.upper() if choices else "FP16"
+
+
+def _choice_in_words(choice: Choice, rules: Sequence[str], precision: str) -> str:
+    """A row's name for a reader, such as "3 layers in FP32"."""
+    if choice.name == AS_IS:
+        return f"{precision} {AS_IS}"
+    if choice.name in (PLAN, KNEE):
+        kept = f"{counted(len(choice.pinned), 'layer')} in FP32"
+        return f"{kept} (knee)" if choice.name == KNEE else kept
+    words = choice.in_words(rules)
+    return words if len(words) <= MAX_CHOICE_NAME else f"{choice.name} ({len(rules)} rules)"
+
+
+def _worst_errors(only: Requirement | None, scores: Sequence[float]) -> tuple[str, list[str]]:
+    """The column's head and its cells, in the metric's unit where every finite score has one."""
+    values = [math.nan if only is None else only.value_at(score) for score in scores]
+    number = [score < MAX_SCORE for score in scores]
+    if only is None or any(n and math.isnan(v) for n, v in zip(number, values, strict=True)):
+        cells = [
+            f"{s:{',.0f' if s >= 100.0 else '.3g'}} of tolerance" if n else brief(s)
+            for s, n in zip(scores, number, strict=True)
+        ]
+        return "worst score", cells
+    unit = " dB" if only.metric.endswith("_db") else ""
+    metric = only.metric.removesuffix("_db").upper() if unit else only.metric
+    digits = ".1f" if unit else ".6g" if only.at_least else ".3g"
+    cells = [
+        brief(s) if math.isnan(v) else "exact" if math.isinf(v) else f"{v:{digits}}{unit}"
+        for s, v in zip(scores, values, strict=True)
+    ]
+    return f"{only.aggregate} {metric}", cells
+
+
+def cures_table(result: Record) -> pd.DataFrame:
+    """A row per usual cure, tried or not, with its error and its time."""
+    by_name = {choice.name: choice for choice in result.choice_rows}
+    has_time = any(choice.latency_ms is not None for choice in result.choice_rows)
+    rows = []
+    low = result.precision.value.upper()
+    for name, words in (
+        (AS_IS, f"plain {low}"),
+        (REPAIRED, "graph repaired"),
+        (FITTED, "weights rounded to fit"),
+        (KNEE, "fewer layers in FP32 (knee)"),
+        (PLAN, "layers in FP32"),
+        (BF16, "BF16"),
+        (TF32, "TF32"),
+        (FP32, "FP32"),
+    ):
+        # The knee is a choice only where one was found.
+        if words == low or (name == KNEE and name not in by_name):
+            continue
+        row: dict[str, object] = {"cure": words, "FP32 layers": "", "worst score": ""}
+        row |= {"ms": ""} if has_time else {}
+        row |= {f"{low} saving kept": "", "passes": "not tried"}
+        choice = by_name.get(name)
+        if name == TF32:
+            row |= _in_tf32(result)
+        elif choice is not None:
+            row["FP32 layers"] = len(choice.pinned)
+            row["worst score"] = brief(choice.worst_score)
+            if choice.latency_ms is not None:
+                row["ms"] = f"{choice.latency_ms:.3f}"
+            row[f"{low} saving kept"] = share_kept(choice)
+            row["passes"] = _PASSES[choice.passes]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+TF32 = "TF32"
+
+
+def _in_tf32(result: Record) -> dict[str, object]:
+    """The cells of everything in TF32, from the baselines; empty where it was not run."""
+    if result.by_requirement.empty:
+        return {}
+    scores = [
+        float(score)
+        for baselines in result.by_requirement["baselines"]
+        for label, score in baselines.items()
+        if label.removeprefix(f"{result.runner} ") == "tf32"
+    ]
+    if not scores:
+        return {}
+    passes = Passes.GIVEN if max(scores) <= 1.0 else Passes.NO
+    return {"FP32 layers": 0, "worst score": brief(max(scores)), "passes": _PASSES[passes]}
+
+
+_PASSES = {Passes.VALIDATED: "validated", Passes.GIVEN: "your inputs", Passes.NO: "no"}
 
 
 def share_kept(choice: Choice) -> str:

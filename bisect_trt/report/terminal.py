@@ -6,10 +6,10 @@ import math
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import TextWrapper
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any, TextIO
@@ -17,21 +17,29 @@ from typing import Any, TextIO
 import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from bisect_trt.base.atomic_files import REPAIRED_MODEL
 from bisect_trt.base.display import counted, printable, some_of
 from bisect_trt.base.errors import EXIT_OK
-from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.interrupt import STAGES, Observer
 from bisect_trt.base.limits import in_words, peak_bytes
-from bisect_trt.base.outcomes import VANISHING
 from bisect_trt.metrics.requirements import brief
 from bisect_trt.model.inspection import Inspection
 from bisect_trt.reduction.cures import Cures
 from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import Reduced
 from bisect_trt.report import text
-from bisect_trt.report.headline import FIRST_KINDS, answer_lines, files_line, not_covered
+from bisect_trt.report.first_lines import (
+    Line,
+    cause_line,
+    facts_line,
+    finding_lines,
+    lines_below,
+    note_lines,
+    verdict_line,
+)
+from bisect_trt.report.headline import not_covered
 from bisect_trt.report.markdown import Page
 from bisect_trt.report.record import Record
 from bisect_trt.report.reduced import (
@@ -106,6 +114,11 @@ def progress(
     return ProgressObserver(console, quiet=quiet, verbose=verbose, budget=budget, subject=subject)
 
 
+def _one_line() -> Column:
+    """A column of the progress whose words are cut, not wrapped."""
+    return Column(no_wrap=True, overflow="ellipsis")
+
+
 class ProgressObserver(Observer):
     """Shows the current step; with ``verbose`` prints a line per evaluation.
 
@@ -128,6 +141,7 @@ class ProgressObserver(Observer):
         self._interval_s = LOG_INTERVAL_S if interval_s is None else interval_s
         self._budget = budget
         self._subject = f"{subject}: " if subject else ""
+        self._stage = ""
         self._step = "starting"
         self._done = ""
         self._note = ""
@@ -137,9 +151,9 @@ class ProgressObserver(Observer):
         self._log: Thread | None = None
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=_one_line()),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[note]}", markup=False, table_column=_one_line()),
             TimeElapsedColumn(),
             console=console,
             disable=quiet or not console.is_terminal,
@@ -167,10 +181,19 @@ class ProgressObserver(Observer):
         if self._log is not None:
             self._log.join(self._interval_s)
 
+    def stage(self, name: str) -> None:
+        self._stage = f"{STAGES.index(name) + 1}/{len(STAGES)} {name}"
+
+    def _now(self) -> str:
+        """The stage and its step, such as ``3/5 cause: triage``."""
+        repeats = self._stage.endswith(f" {self._step}")
+        steps = [self._stage, *([] if repeats else [self._step])]
+        return f"{self._subject}{': '.join(filter(None, steps))}"
+
     def step(self, name: str) -> None:
         self._step, self._done = name, ""
         former = self._task
-        self._task = self._bar.add_task(f"{self._subject}{name}", total=None, note="")
+        self._task = self._bar.add_task(self._now(), total=None, note="")
         self._bar.remove_task(former)  # last: the log's thread always finds a task
 
     def progress(self, done: int, expected: int, note: str) -> None:
@@ -181,7 +204,9 @@ class ProgressObserver(Observer):
         unit = "input" if self._step == "load" else "evaluation"
         self._done = f"{done} of {expected}" if expected else f"{unit} {done}"
         self._note = note
-        shown = printable(f"{self._done}{self._left_in_words()}: {note}"[:90])
+        # Beside it stand the spinner, the bar of 16, the clock of 7 and their gaps.
+        room = max(10, self._console.width - len(self._now()) - 30)
+        shown = printable(f"{self._done}{self._left_in_words()}: {note}"[:room])
         self._bar.update(self._task, note=shown)
         if self._verbose:
             self._printed_at = time.perf_counter()
@@ -213,16 +238,16 @@ class ProgressObserver(Observer):
 
     def _line(self, elapsed: float) -> str:
         """The log line ``elapsed`` seconds after the start."""
-        parts = [self._step]
+        parts = [self._now()]
         if self._done:
-            parts = [f"{self._step}, {self._done}{self._left_in_words()}: {self._note}"]
+            parts = [f"{self._now()}, {self._done}{self._left_in_words()}: {self._note}"]
         if self._best is not None:
-            parts.append(f"best so far: {counted(self._best, 'pin')}")
+            parts.append(f"best so far: {counted(self._best, 'layer')} in FP32")
         if self._budget is not None:
             left = max(0.0, 60.0 * self._budget - elapsed)
             parts.append(f"{left:.0f} s of the budget left")
         memory = in_words(peak_bytes())
-        return f"[{elapsed:.0f} s, {memory} at most] {self._subject}{'; '.join(parts)}"
+        return f"[{elapsed:.0f} s, {memory} at most] {'; '.join(parts)}"
 
 
 SHOWN_ROWS = 20
@@ -231,75 +256,146 @@ SHOWN_ROWS = 20
 _COLOURS = {"ok": "green", "unsure": "yellow", "bad": "red"}
 
 
-def print_verdict(console: Console, result: Record, *, verbose: bool = False) -> None:
-    """Prints the answer, the choices, the pins with their proofs, the outputs and the files.
+MAX_LINES = 25
+"""Lines of an answer without its details, at any width of 80 columns or more."""
 
-    ``verbose`` adds the edits of the graph that were refused.
+LABEL_COLUMNS = 11
+"""Columns of a line's label."""
+
+
+def print_verdict(console: Console, result: Record, *, verbose: bool = False) -> None:
+    """Prints the verdict, the cause, the choices, the validation, the command to build, the files.
+
+    ``verbose`` adds the details: edits, pins with their proofs, outputs, all notes and counts.
     """
-    headline, *lines = answer_lines(result)
-    console.print(printable(headline), style=f"bold {_COLOURS[text.tone(result)]}")
-    for line in lines:
-        console.print(printable(line))
+    style = f"bold {_COLOURS[text.tone(result)]}"
+    verdict, *rest = _answer_rows(result, console.width, verbose=verbose)
+    console.print(printable(verdict), style=style, soft_wrap=True)
+    for row in rest:
+        console.print(printable(row), soft_wrap=True)
+    if verbose:
+        _print_details(console, result)
+
+
+def _answer_rows(result: Record, width: int, *, verbose: bool) -> list[str]:
+    """The rows of the screen: at most ``MAX_LINES``, unless ``verbose``."""
+    verdict, facts = verdict_line(result), facts_line(result)
+    joined = f"{verdict}   {facts}"
+    rows = [joined] if len(joined) <= width else [verdict, *_wrapped(facts, width, "  ")]
+    cause = cause_line(result)
+    if cause is not None:
+        rows += _labelled(cause, width, most=None if verbose else 3)
     if result.choice_rows:
-        console.print(_frame(choices_table(result.choice_rows, result.repair.rules)))
-    for line in edit_lines(result.repair):
+        table = choices_table(result.choice_rows, result.repair.rules, result.requirements)
+        rows += ["", *_table_rows(table, width), ""]
+    for line in lines_below(result):
+        rows += _labelled(line, width, most=None if verbose else 3)
+    found = [Line("Note", text) for text in finding_lines(result, "report.md")]
+    said = dict.fromkeys([*note_lines(result), *found])
+    notes = [_labelled(line, width, most=None if verbose else 2) for line in said]
+    for place, note in enumerate(notes):
+        left = len(notes) - place - 1
+        if not verbose and _height([*rows, *note], width) + (left > 0) > MAX_LINES:
+            more = f"{counted(left + 1, 'more note')}; -v shows all"
+            return [*rows, *_labelled(Line("", more), width)]
+        rows += note
+    return rows
+
+
+def _labelled(line: Line, width: int, most: int | None = None) -> list[str]:
+    """The rows of ``line``; one that goes on after ``most`` of them ends with a sign."""
+    label = f"{line.label:<{LABEL_COLUMNS}}"
+    if line.is_code:
+        return [f"{label}{line.text}"]
+    first, *others = _wrapped(line.text, width, " " * LABEL_COLUMNS)
+    rows = [label + first[LABEL_COLUMNS:], *others]
+    if most is None or len(rows) <= most:
+        return rows
+    return [*rows[: most - 1], f"{rows[most - 1][: width - 4]} ..."]
+
+
+def _wrapped(words: str, width: int, indent: str) -> list[str]:
+    """``words`` in rows that begin with ``indent``; a name stays whole."""
+    whole = words.replace(" %", "\u00a0%")  # a number and its sign stay on one line
+    wrap = TextWrapper(
+        max(width, 40),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [row.replace("\u00a0%", " %") for row in wrap.wrap(whole)] or [indent]
+
+
+def _height(rows: Sequence[str], width: int) -> int:
+    """The lines that a terminal shows of ``rows``."""
+    return sum(max(1, math.ceil(len(row) / width)) for row in rows)
+
+
+def _table_rows(table: pd.DataFrame, width: int) -> list[str]:
+    """The rows of the choices, numbers to the right; heads take two lines where one is too wide."""
+    cells = [[text.number(value) for value in row] for row in table.to_numpy(dtype=object)]
+    heads = [[str(name)] for name in table.columns]
+    lengths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    indent = "  "
+
+    def widths() -> list[int]:
+        pairs = zip(lengths, heads, strict=True)
+        return [max(length, *map(len, head)) for length, head in pairs]
+
+    if len(indent) + sum(widths()) + 2 * len(heads) > width:
+        heads = [head[0].rsplit(" ", 1) if " " in head[0] else ["", head[0]] for head in heads]
+    columns = widths()
+    lines = [*zip(*heads, strict=True), *cells]
+    rows = []
+    for line in lines:
+        padded = [
+            cell.ljust(size) if place in (0, 1, len(columns) - 1) else cell.rjust(size)
+            for place, (cell, size) in enumerate(zip(line, columns, strict=True))
+        ]
+        rows.append(f"{indent}{padded[0]} {'  '.join(padded[1:])}".rstrip())
+    return rows
+
+
+def _print_details(console: Console, result: Record) -> None:
+    """Prints the edits, the pins with their proofs, the outputs and the counts."""
+    for line in (*edit_lines(result.repair), *refusal_lines(result.repair)):
         console.print(printable(line), soft_wrap=True)
-    for line in refusal_lines(result.repair) if verbose else ():
-        console.print(printable(line), soft_wrap=True)
-    if len(result.pins):
-        shown = list(pins_by_effect(result).itertuples())[:SHOWN_ROWS]
-        least = any(row.proved and text.is_least(row) for row in shown)
-        without = "without it, at least" if least else "without it"
-        measured = any(not math.isnan(_sensitivity(row)) for row in shown)
-        columns = ["sensitivity, in tolerances"] if measured else []
-        table = _table(["pinned layer", "op", *columns, without])
-        for row in shown:
-            why = text.unproved(result, row)
-            if row.proved:
-                why = f"{row.outcome_without}, {text.score_without(row)}"
-            cells = [brief(_sensitivity(row))] if measured else []
-            table.add_row(printable(str(row.layer)), str(row.op), *cells, why)
-        console.print(table)
-        if len(result.pins) > SHOWN_ROWS:
-            console.print(f"... and {len(result.pins) - SHOWN_ROWS} more in pins.csv")
-        if result.search_facts:
-            console.print(printable(text.search_sentences(result)[0]))
+    _print_pins(console, result)
     if len(result.outputs):
         console.print(_baselines(result, {"score", "mean_abs", "median_abs", "rel_range"}))
-    _print_findings(console, result, "report.md")
     evaluations = counted(sum(result.evaluations.values()), "evaluation")
     runs = counted(result.sensitivity_runs, "single-layer run")
     made = f"{evaluations} ({result.new_evaluations} new) and {runs} in {result.seconds:.1f} s"
     console.print(printable(f"{made}; {text.judged_by(result)}"))
-    console.print(printable(files_line(result)), soft_wrap=True)
+
+
+def _print_pins(console: Console, result: Record) -> None:
+    """Prints the most sensitive pins with their proofs, and what finding them took."""
+    if not len(result.pins):
+        return
+    shown = list(pins_by_effect(result).itertuples())[:SHOWN_ROWS]
+    least = any(row.proved and text.is_least(row) for row in shown)
+    without = "without it, at least" if least else "without it"
+    measured = any(not math.isnan(_sensitivity(row)) for row in shown)
+    columns = ["sensitivity, in tolerances"] if measured else []
+    table = _table(["layer in FP32", "op", *columns, without])
+    for row in shown:
+        why = text.unproved(result, row)
+        if row.proved:
+            why = f"{row.outcome_without}, {text.score_without(row)}"
+        cells = [brief(_sensitivity(row))] if measured else []
+        table.add_row(printable(str(row.layer)), str(row.op), *cells, why)
+    console.print(table)
+    if len(result.pins) > SHOWN_ROWS:
+        console.print(f"... and {len(result.pins) - SHOWN_ROWS} more in pins.csv")
+    if result.search_facts:
+        console.print(printable(text.search_sentences(result)[0]))
 
 
 def _sensitivity(pin: Any) -> float:
     """The sensitivity of a pin; NaN where it was not measured."""
     return float(getattr(pin, "sensitivity", math.nan))
-
-
-def _print_findings(console: Console, result: Record, whole: str) -> None:
-    """Prints the findings that may matter, at most two of a kind; ``whole`` has the others."""
-    vanishing = sum(f.kind == VANISHING for f in result.findings)
-    others = [f for f in result.findings if f.kind not in (VANISHING, *FIRST_KINDS)]
-    others.sort(key=lambda f: (not f.weighty, f.kind == "input"))
-    kinds = Counter[str]()
-    lines = []
-    for finding in others:
-        kinds[finding.kind] += 1
-        if finding.weighty or kinds[finding.kind] <= 2:
-            lines.append(finding.message)
-    lines = lines[:5]
-    if more := len(others) - len(lines):
-        lines.append(f"{counted(more, 'more finding')} in {whole}")
-    if vanishing:
-        lines.append(
-            f"values below {result.precision.value}'s smallest number become zero in {vanishing} "
-            f"of the constants; {whole} names them"
-        )
-    for line in lines:
-        console.print(printable(f"note: {line}"), style="yellow")
 
 
 def print_comparison(console: Console, result: Record) -> None:
@@ -311,7 +407,8 @@ def print_comparison(console: Console, result: Record) -> None:
     console.print(_frame(suspect_layers(result.layers)))
     for line in not_covered(result):
         console.print(printable(line))
-    _print_findings(console, result, "the output of --json")
+    for line in finding_lines(result, "the output of --json"):
+        console.print(printable(f"note: {line}"), style="yellow")
     console.print(printable(f"all layers: {result.folder}/layers.csv"))
 
 

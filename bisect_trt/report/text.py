@@ -9,6 +9,7 @@ import pandas as pd
 
 from bisect_trt.base.display import counted, printable, some_of
 from bisect_trt.base.outcomes import (
+    CONFIDENCE,
     Cause,
     InputKind,
     Reproducibility,
@@ -31,7 +32,8 @@ def tone(result: Record) -> str:
     """
     if not result.passed:
         return "bad"
-    sure = result.validation is None or result.validation.word is ValidationVerdict.VALIDATED
+    validation = result.validation
+    sure = validation is not None and validation.word is ValidationVerdict.VALIDATED
     return "ok" if sure and not is_nearly_all(result) else "unsure"
 
 
@@ -96,7 +98,7 @@ def unproved(result: Record, pin: Any = None) -> str:
         return "moves values between kept layers"
     if getattr(pin, "held", False):
         return "FP32 in the source" if is_lifted(result) else "held from the start"
-    return "ranked, not proved" if result.ranked else "not yet proved"
+    return "necessity not tested" if result.ranked else "not yet proved"
 
 
 def sensitivity_sentences(result: Record) -> list[str]:
@@ -216,8 +218,14 @@ def validation_sentences(validation: Validation | None) -> list[str]:
     if validation is None:
         return []
     lines = [_tested(validation)]
+    if validation.word is ValidationVerdict.OVERFITTED:
+        lines.append("It passes your inputs and fails on similar ones (overfitted).")
+        worst = max(validation.missed, key=lambda tally: tally.worst_score)
+        lines.append(f"The worst of them is {worst.worst}: {times(worst.worst_score)}.")
     if validation.fitted:
-        lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
+        lines.append(
+            "The search used the given inputs only (--robust 0): the plan is fitted to them."
+        )
     out = validation.holdout
     if out.worst and out.worst_score > 1.0:
         lines.append(f"The worst of those held out is {out.worst}: {times(out.worst_score)}.")
@@ -226,8 +234,7 @@ def validation_sentences(validation: Validation | None) -> list[str]:
     augmented = validation.augmented.tested
     if validation.unfinished:
         lines.append(
-            "The run ended before the plan's test on new copies, and on inputs kept apart if "
-            "there are any, was done; search.csv has what the search saw."
+            "The run ended before the plan was validated; search.csv has what the search tried."
         )
     elif not validation.perturbed.tested:
         lines.append(f"No perturbed{'' if augmented else ' or augmented'} inputs were tested.")
@@ -241,19 +248,28 @@ def validation_sentences(validation: Validation | None) -> list[str]:
 
 def _tested(validation: Validation) -> str:
     """The verdict, and how many inputs of each kind passed."""
-    size = validation.set_size
-    copies = f"inputs (sets of {size})" if size > 1 else "inputs"
-    units = {InputKind.GIVEN: _inputs(size), InputKind.HOLDOUT: _inputs(validation.holdout_size)}
-    tallies = []
-    for kind, tally in validation.tested:
-        name = "held out" if kind is InputKind.HOLDOUT else kind.value
-        found = f"{name} {tally.passed} of {tally.tested} {units.get(kind, copies)}"
-        bound = f", at least {100.0 * tally.lower_bound:.1f} %"
-        tallies.append(found if kind is InputKind.GIVEN else found + bound)
-    sure = {1: "", 2: " with 95 % confidence"}.get(len(tallies), ", each with 95 % confidence")
-    sentence = f"Holds on {'; '.join(tallies)}{sure}."
+    found = f"Passed: {tested_words(validation)}."
     verdict = verdict_words(validation)
-    return f"{verdict}. {sentence}" if verdict else sentence
+    return f"{verdict}. {found}" if verdict else found
+
+
+def tested_words(validation: Validation) -> str:
+    """How many inputs of each kind passed, and what share of all that bounds if validated."""
+    size = validation.set_size
+    units = {InputKind.GIVEN: _inputs(size), InputKind.HOLDOUT: "held out"}
+    tallies = [
+        f"{tally.passed} of {tally.tested} {units.get(kind, kind.value)}"
+        for kind, tally in validation.tested
+    ]
+    found = " \u00b7 ".join(tallies)
+    if validation.word is not ValidationVerdict.VALIDATED:
+        return found
+    share = f"at least {per_cent(validation.wanted)} of such inputs"
+    if validation.augmented.tested and validation.wanted_of_augmented < validation.wanted:
+        of_augmented = per_cent(validation.wanted_of_augmented)
+        is_bounded = validation.wanted_of_augmented > 0.0
+        share += f", {of_augmented} of augmented ones" if is_bounded else ", augmented ones aside"
+    return f"{found} ({share}, {per_cent(CONFIDENCE)} confidence)"
 
 
 def verdict_words(validation: Validation | None) -> str:
@@ -287,27 +303,20 @@ def _beyond(validation: Validation) -> str:
         return ""
     copies = "Copies" if validation.perturbed.tested else "Augmented inputs"
     if validation.of_one:
-        return (
-            f"{copies} of the one input hold as often as was asked; how far other inputs are from "
-            "it one input does not tell."
-        )
-    whose, other = f"{validation.given.tested} inputs", "another input"
-    far = "by how far their copies lie apart and how few inputs they are"
-    if validation.set_size > 1:
-        whose, other = f"set of {validation.set_size} inputs", "another set"
-        far = "by how far its inputs lie apart"
-    start = f"{copies} of the {whose} hold as often as was asked, but {other} may use"
+        return f"{copies} of your input pass often enough, but one input is not enough."
+    other = "another input" if validation.set_size == 1 else "another set of inputs"
+    start = f"{copies} pass often enough, but {other} may use"
     if not math.isinf(limit):
-        return f"{start} up to {times(limit)}, {far}."
+        return f"{start} up to {times(limit)}. With few inputs we also require a safety margin."
     if validation.set_size > 1:
-        why = "so few inputs, or such a metric, do not tell"
+        why = "this metric on so few inputs gives no bound"
     elif not validation.has_margin:
-        why = "what they show is whether they hold, not how nearly"
+        why = "the metric says whether an input passes, not how nearly"
     elif math.inf in (validation.perturbed.worst_score, validation.augmented.worst_score):
-        why = "some copies miss it by more than any number of tolerances"
+        why = "some copies give NaN or infinite values"
     else:
-        why = "no copy shows any error, so nothing was at stake in them"
-    return f"{start} anything: {why}."
+        why = "no copy shows any error, so their margin is unknown"
+    return f"{start} any multiple of the tolerance: {why}."
 
 
 def verdict(found: Verification) -> str:
@@ -315,9 +324,10 @@ def verdict(found: Verification) -> str:
     validation = found.validation
     failed = [check.what for check in found.checks if check.validation is False]
     does_hold = failed in ([], [GOLDEN])
-    answer = "The plan holds." if does_hold else "The plan does not hold."
+    what = "reduced model" if found.reduced else "plan"
+    answer = f"The {what} holds." if does_hold else f"The {what} does not hold."
     if does_hold and validation is not None and validation.word is ValidationVerdict.OVERFITTED:
-        answer = "The plan is overfitted: it holds on the given inputs and misses others too often."
+        answer = f"The {what} passes your inputs and fails on similar ones (overfitted)."
     if failed == [GOLDEN]:
         answer += " But the reference does not give the golden outputs."
     return of_one_input(answer, validation)

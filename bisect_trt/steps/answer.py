@@ -39,6 +39,7 @@ from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.engine_diagnosis import not_reproducible, over_processes, runs_of
 from bisect_trt.steps.failing_inputs import UnseenInputs
 from bisect_trt.steps.fit_weights import FittedWeights
+from bisect_trt.steps.judge_mixed import JudgedMixed
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.repair import Refused, Repair
 from bisect_trt.steps.search_set import all_in_fp32
@@ -84,6 +85,7 @@ class RunState:
     ``bf16``: everything in BF16; ``fp32``: everything in FP32, where that is as fast as the answer.
     ``timing``: times of the choices' engines beside each other.
     ``weights``: weights rounded to fit; ``fitted``: the answer with them.
+    ``mixed``: the mixed model of ``--reduced``, judged.
     ``inputs``: a row for each input; ``tradeoff``: a row for each plan of the curve, and its knee.
     ``reproducibility``: that of the answer's engine.
     ``not_reproducible``: the diagnosis where that takes the answer back.
@@ -102,6 +104,7 @@ class RunState:
     bf16: InOnePrecision | None = None
     fp32: InOnePrecision | None = None
     timing: Timing | None = None
+    mixed: JudgedMixed | None = None
     bisection: Bisection | None = None
     judgement: Judgement | None = None
     unseen: UnseenInputs | None = None
@@ -328,7 +331,7 @@ def validation_of_answer(state: RunState, context: Context) -> Validation | None
     plan = plan_of_answer(state, context)
     if plan is None or state.baselines is None:
         return None
-    context.observer.step("what it holds on")
+    context.observer.step("validation")
     test = _last_test(state, context)
     # The usual time may be too hopeful, as sessions must be opened: then the clock ends the test.
     seconds = state.baselines.evaluation_seconds(len(state.problem.samples))

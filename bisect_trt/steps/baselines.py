@@ -132,7 +132,8 @@ def _fp32_misses(problem: Problem, context: Context, fp32: Evaluation) -> Diagno
     return Diagnosis(
         Cause.NOT_PRECISION,
         "Strict FP32 already misses the requirement "
-        f"({times(fp32.score, fp32.verdict)}): not a precision problem, and no pin can help. "
+        f"({times(fp32.score, fp32.verdict)}): not a precision problem, and keeping "
+        "layers in FP32 cannot help. "
         "The model is random or ill-conditioned, the runner computes it differently, or the "
         f"requirement asks for more than FP32 gives.{where}",
     )
@@ -145,7 +146,7 @@ def nothing_to_pin(reduced: Evaluation, precision: Precision, where: str = "") -
     return Diagnosis(
         Cause.NONE,
         f"Everything{but} in {precision.value.upper()} meets the requirement{where} "
-        f"({times(reduced.score)}); nothing {'else ' if pinned else ''}needs to be pinned.",
+        f"({times(reduced.score)}); no {'other ' if pinned else ''}layer needs FP32.",
     )
 
 
@@ -154,7 +155,7 @@ def tf32_to_blame(tf32: Evaluation, where: str = "") -> Diagnosis:
     return Diagnosis(
         Cause.TF32,
         f"TF32 misses the requirement{where} ({times(tf32.score, tf32.verdict)}) and strict FP32 "
-        "meets it. TF32 is a switch of the whole engine that no pin can cure: turn it off "
+        "meets it. TF32 is too imprecise; disable it for the whole engine "
         "(clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
     )
 

@@ -15,7 +15,13 @@ import numpy as np
 
 from bisect_trt.base.display import counted
 from bisect_trt.base.errors import RunnerFailedError
-from bisect_trt.base.interrupt import Observer, StoppedError, TimeBudget, TimedObserver
+from bisect_trt.base.interrupt import (
+    Observer,
+    StagelessObserver,
+    StoppedError,
+    TimeBudget,
+    TimedObserver,
+)
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
@@ -390,7 +396,7 @@ def open_beside(context: Context, problem: Problem) -> Iterator[Context]:
             opened.enter_context(closing(engine))
         inner = Context(
             problem=problem,
-            observer=TimedObserver(context.observer, time_budget),
+            observer=TimedObserver(StagelessObserver(context.observer), time_budget),
             folder=context.folder,
             cache=context.cache,
             opened=engine,

@@ -241,7 +241,7 @@ def _validated(
         )
         if ahead or context.tests >= MAX_TESTS:
             return judgement
-        if name == SEARCHED:  # new inputs have refused it
+        if name == SEARCHED:  # validation has rejected it
             continue
         plan = race.plan(name)
         with suppress(BudgetSpentError):

@@ -194,8 +194,8 @@ def baseline_findings(
             found.append(Finding("reference", name, message, share < 90.0))
     if precision is not Precision.TF32 and fp32.verdict.passed and not tf32.verdict.passed:
         message = (
-            f"TF32 alone misses the requirement ({times(tf32.score, tf32.verdict)}): turn it off "
-            "in the engine, pins cannot cure it."
+            f"TF32 alone misses the requirement ({times(tf32.score, tf32.verdict)}): disable it "
+            "for the whole engine (trtexec --noTF32)."
         )
         found.append(Finding("tf32", "", message))
     return found

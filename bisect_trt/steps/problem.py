@@ -39,6 +39,7 @@ from bisect_trt.model.layers import Layer
 from bisect_trt.model.lifted import Lifted, SourceModel, load_source
 from bisect_trt.model.load import LoadedModel
 from bisect_trt.model.lost_constants import weight_findings
+from bisect_trt.model.mixed import MixedModel, load_mixed
 from bisect_trt.model.outputs import (
     decided_outputs,
     judged_part,
@@ -98,7 +99,7 @@ class Problem:
     does not take ``unsupported`` reduced; the lifted source keeps ``source_fp32`` in FP32.
     The search begins with ``begin``, pins of the ``older`` plan. Tables show the ``marked`` layers,
     all where it is None. ``usual_seconds`` estimates an emulated inference from the model.
-    ``on_engine`` says that an engine decides.
+    ``on_engine`` says that an engine decides. ``mixed`` is the mixed model of ``--reduced``.
     """
 
     settings: Settings
@@ -124,6 +125,7 @@ class Problem:
     usual_seconds: float
     unsupported: frozenset[str] = frozenset()
     on_engine: bool = False
+    mixed: MixedModel | None = None
 
     def plan_of_whole(self, plan: PrecisionPlan) -> PrecisionPlan:
         """``plan`` for the model to ship, whose layers behind the judged part stay in FP32."""
@@ -246,8 +248,10 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     lifted, specs = source.lifted, input_specs(source.model.proto)
     if lifted is not None and settings.precision is Precision.FP16:  # the default
         settings = replace(settings, precision=lifted.precision)
+    settings, mixed = _with_mixed(settings, source)
     check_kinds(settings.augmented)
     model, graph, judged, findings = _judged(settings, source)
+    findings += [Finding("mixed", "", note) for note in (mixed.notes if mixed is not None else ())]
     refuse_unsupported(graph, model.name)
     # Before the inputs are read, which may take long.
     check_need(need_of(graph, settings), model.name)
@@ -267,11 +271,34 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         older=older,
         findings=findings,
     )
+    problem = replace(problem, mixed=mixed)
     if settings.time_shape:  # nonsense is an error before the run
         _ = problem.timed_sample
     for finding in problem.findings:
         observer.finding(finding.message)
     return problem
+
+
+def _with_mixed(settings: Settings, source: SourceModel) -> tuple[Settings, MixedModel | None]:
+    """The mixed model of ``--reduced``, and the settings with its precision.
+
+    Raises:
+        BadInputError: it cannot be judged against the model.
+    """
+    if settings.reduced is None:
+        return settings, None
+    if source.lifted is not None:
+        raise BadInputError(
+            f"--reduced {settings.reduced}: {source.model.name} is "
+            f"{source.lifted.precision.value.upper()} already; give the FP32 model instead"
+        )
+    mixed = load_mixed(settings.reduced, source.graph, source.model.name)
+    if settings.precision not in (mixed.precision, Precision.FP16):  # FP16 is the default
+        raise BadInputError(
+            f"--precision {settings.precision.value}: {mixed.name} is "
+            f"{mixed.precision.value.upper()}; leave the option out"
+        )
+    return replace(settings, precision=mixed.precision), mixed
 
 
 def _problem(

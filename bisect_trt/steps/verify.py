@@ -19,6 +19,7 @@ from onnx import TensorProto
 from bisect_trt.base.atomic_files import VERIFY_FILES
 from bisect_trt.base.display import counted
 from bisect_trt.base.errors import (
+    BadInputError,
     RunnerFailedError,
     RunnerUnavailableError,
     one_line,
@@ -39,6 +40,7 @@ from bisect_trt.metrics.time_limits import (
     with_timed_engine,
 )
 from bisect_trt.model.graph import Graph
+from bisect_trt.model.mixed import MixedModel
 from bisect_trt.model.outputs import judged_part
 from bisect_trt.model.precision_rules import STORAGE_TYPE
 from bisect_trt.model.save import file_form
@@ -54,6 +56,7 @@ from bisect_trt.steps.baselines import quickest_s
 from bisect_trt.steps.context import Context, open_context
 from bisect_trt.steps.fastest import time_beside
 from bisect_trt.steps.golden import check_golden
+from bisect_trt.steps.judge_mixed import mixed_problem, plan_of_part
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import problem_on
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented
@@ -65,7 +68,7 @@ from bisect_trt.steps.validation_inputs import VERIFYING, WANTED, planned_test
 GOLDEN = "golden outputs"
 """The name of the check of the reference; all others check the plan."""
 
-_NOTED = ("copies", IMAGES)
+_NOTED = ("copies", "mixed", IMAGES)
 """Kinds of findings on inputs that are said with the answer."""
 
 
@@ -87,7 +90,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """The answer of ``verify``; ``notes`` are sentences on the inputs that were given."""
+    """The answer of ``verify``; ``notes`` are sentences on the inputs that were given.
+
+    ``reduced`` names the mixed model that was verified, whose types say ``plan``; empty for a plan.
+    """
 
     plan: PrecisionPlan
     checks: Sequence[Check]
@@ -95,6 +101,7 @@ class Verification:
     validation: Validation | None = None
     notes: Sequence[str] = field(default_factory=tuple)
     model: str = ""
+    reduced: str = ""
     folder: Path = Path()
     seconds: float = 0.0
 
@@ -114,6 +121,7 @@ class Verification:
         return {
             "passed": self.passed,
             "model": self.model,
+            "reduced": self.reduced or None,
             "plan": {"base": self.plan.base.value, "pinned": sorted(self.plan.pinned)},
             "requirements": list(self.requirements),
             "checks": [vars(c) for c in self.checks],
@@ -192,23 +200,30 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
 
 
 @within_threads
-def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verification:
-    """Check a plan on the settings' model and inputs.
+def verify(settings: Settings, saved: SavedPlan | None, observer: Observer) -> Verification:
+    """Check a plan, or the mixed model of ``--reduced``, on the settings' model and inputs.
 
     The plan's own requirements count where the settings name none. No input is held out.
 
     Raises:
-        BadInputError: it is no plan of this model.
+        BadInputError: it is no plan of this model, no mixed model of it, or not one of both.
         RunnerUnavailableError: the runner cannot work here, or a time limit cannot be judged.
     """
+    if (saved is None) == (settings.reduced is None):
+        both = "give one of --plan and --reduced"
+        raise BadInputError(f"verify: {both}" if saved is None else f"verify: {both}, not both")
     with saying_what_is_held(settings):
         return _verified(with_timed_engine(settings), saved, observer)
 
 
-def _verified(settings: Settings, saved: SavedPlan, observer: Observer) -> Verification:
+def _verified(settings: Settings, saved: SavedPlan | None, observer: Observer) -> Verification:
     """The checks of :func:`verify`, by a runner that can judge the time limits."""
     began = time.perf_counter()
-    problem, plan = _loaded(_as_saved(settings, saved), saved, observer)
+    if saved is not None:
+        problem, plan = _loaded(_as_saved(settings, saved), saved, observer)
+    else:
+        problem, plan = _loaded_mixed(settings, observer)
+    mixed = problem.mixed
     with open_context(problem, observer, "-verify") as context:
         problem = replace(context.problem, on_engine=context.engine is not None)
         for name in VERIFY_FILES:  # an older answer must not be taken for this one
@@ -221,7 +236,7 @@ def _verified(settings: Settings, saved: SavedPlan, observer: Observer) -> Verif
             *_golden(problem, context),
             *_judgements(context, plan),
             *_limits(context, plan),
-            _typed(problem.graph, plan),
+            _typed(problem.graph, plan) if mixed is None else _checked_by_onnx(mixed),
             _parsed(problem, plan),
         ]
         # The quickest of three counts: the first one opens a session.
@@ -231,16 +246,37 @@ def _verified(settings: Settings, saved: SavedPlan, observer: Observer) -> Verif
         test = planned_test(problem, VERIFYING, context.pace.usual_seconds, last=True)
         validation = validate(problem, context, context.judges, plan, test)
         return Verification(
-            plan=plan,
+            plan=plan if mixed is None else mixed.plan,
             checks=checks,
             requirements=problem.requirements.texts,
-            validation=replace(validation, fitted=saved.fitted),
+            validation=replace(validation, fitted=saved is not None and saved.fitted),
             # Weighty: a plan for a model that is wrong in FP32 already passes whatever it does.
             notes=[f.message for f in problem.findings if f.kind in _NOTED or f.weighty],
             model=problem.model.name,
+            reduced=mixed.name if mixed is not None else "",
             folder=context.folder,
             seconds=time.perf_counter() - began,
         )
+
+
+def _loaded_mixed(settings: Settings, observer: Observer) -> tuple[Problem, PrecisionPlan]:
+    """The problem on the mixed model of ``--reduced``, and the roundings that its types say."""
+    robust = WANTED if settings.robust is None and settings.allow_misses is None else None
+    settings = replace(settings, holdout=settings.holdout or ("none",))
+    settings = settings if robust is None else replace(settings, robust=robust)
+    problem = load(settings, observer, searches=False)
+    mixed = problem.mixed
+    assert mixed is not None, "verify was asked for a mixed model"
+    problem = mixed_problem(problem, mixed)
+    return problem, plan_of_part(mixed, problem)
+
+
+def _checked_by_onnx(mixed: MixedModel) -> Check:
+    """Check the types of a mixed model by ONNX's own inference."""
+    complaint = complaint_of(mixed.proto)
+    if complaint:
+        return Check("typed ONNX", False, f"ONNX's own check refuses it: {complaint}")
+    return Check("typed ONNX", True, "ONNX's own check accepts the mixed model")
 
 
 def _loaded(

@@ -101,6 +101,12 @@ def asks_for_what_is_there(command: str) -> None:
         its.make_context(words[1], words[2:])
     elif words[0] in OTHERS:
         assert {word.partition("=")[0] for word in words[1:]} <= OTHERS[words[0]], command
+    elif words[0] in ("docker", "pipx", "uvx"):
+        behind = words[len(words) - words[::-1].index("bisect-trt") :]
+        if behind[0] in main.commands:
+            main.commands[behind[0]].make_context(behind[0], behind[1:])
+        else:
+            assert behind in (["."], ["--help"]), command
     elif words[:2] == ["pip", "install"]:
         extras = re.findall(r"\[(.+)\]", words[-1])
         text = (ROOT / "pyproject.toml").read_text()

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from bisect_trt.base.outcomes import Cause, Finding, Reproducibility, Tally, Validation
+from bisect_trt.base.outcomes import (
+    AS_IS,
+    FP32,
+    PLAN,
+    Cause,
+    Finding,
+    Reproducibility,
+    Tally,
+    Validation,
+)
 from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.report.choices import Choice, Passes
 from bisect_trt.report.record import EngineFacts, SearchFacts
 from bisect_trt.report.summarise import Result
 
@@ -96,6 +108,23 @@ def synthetic_result(count: int, names: Sequence[str] = ()) -> Result:
     )
 
 
+def with_choices(result: Result) -> Result:
+    """The result beside the choices that a run on an engine has: what passes takes more time."""
+    names = [str(name) for name in result.layers["layer"]]
+    pinned = tuple(result.pinned)
+    rows = [
+        Choice(AS_IS, PrecisionPlan(Precision.FP16), (), False, math.inf, Passes.NO),
+        Choice(PLAN, result.plan, pinned, False, 0.81, Passes.VALIDATED, recommended=True),
+        Choice(FP32, result.plan, tuple(names), False, 1e-4, Passes.GIVEN),
+    ]
+    times = ((1.0, 1.0), (1.1, 0.9), (2.1, 0.0))
+    rows = [
+        replace(row, latency_ms=ms, saving_kept=kept, is_estimated=False)
+        for row, (ms, kept) in zip(rows, times, strict=True)
+    ]
+    return replace(result, choice_rows=rows)
+
+
 def _layers(count: int, names: Sequence[str]) -> pd.DataFrame:
     draw = np.random.default_rng(0)
     places = np.arange(count)
@@ -125,6 +154,8 @@ def _layers(count: int, names: Sequence[str]) -> pd.DataFrame:
             "introduced_finite": True,
             "rel_range": np.where(finite, error, np.inf),
             "introduced_rel_range": own,
+            "constant_min": np.where(places % 2, np.nan, 1e-3),
+            "constant_max": np.where(places % 2, np.nan, largest),
             "channels": 64,
             **{f"channel_peak_{q}": largest * p for q, p in _PEAKS.items()},
             "worst_channel": 7,
@@ -233,5 +264,6 @@ def _tradeoff() -> pd.DataFrame:
             passed = tested * place // (len(TRADEOFF) - 1)
             row |= {f"{kind}_passed": passed, f"{kind}_tested": tested}
             row |= {f"{kind}_share": passed / tested, f"{kind}_lower_bound": 0.5}
-        rows.append({**row, "worst_score": 3.0 - place, "latency_ms": 1.0})
+        row |= {"p95_score": 2.0 / 3.0**place, "worst_score": 3.0 / 3.0**place}
+        rows.append({**row, "saving_kept": 1.0 - pins / 400.0, "latency_ms": 1.0 + pins / 400.0})
     return pd.DataFrame(rows)

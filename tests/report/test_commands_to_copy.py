@@ -8,7 +8,8 @@ from dataclasses import replace
 import pandas as pd
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.report.html import profile_of_inputs, recipes
+from bisect_trt.report.build import profile_of_inputs
+from bisect_trt.report.html import as_html, recipes
 from bisect_trt.settings import Settings, as_command
 from tests.report.synthetic import synthetic_result
 
@@ -34,6 +35,18 @@ def test_builders_get_the_typed_model_its_shapes_and_no_tf32() -> None:
     assert (
         "profile.set_shape('x', (1, 3, 32, 64), (1, 3, 32, 64), (1, 3, 96, 64))" in TEXTS["Python"]
     )
+
+
+def test_the_page_begins_with_the_build_command() -> None:
+    page = as_html(SHIPPED)
+    build = page[page.index('<section id="build"') :].partition("</section>")[0]
+    command = build.partition("<code>")[2].partition("</code>")[0].replace("\\\n", " ")
+    assert shlex.split(command)[:2] == ["trtexec", "--onnx=model.typed.onnx"]
+    assert "--noTF32" in shlex.split(command) and 'class="copy">Copy</button>' in build
+    assert page.index('id="build"') < page.index('id="sensitive"')
+    tf32 = as_html(replace(SHIPPED, plan=PrecisionPlan(Precision.TF32)))
+    assert "--noTF32" not in tf32 and "--stronglyTyped" in tf32
+    assert 'id="build"' not in as_html(replace(SHIPPED, passed=False))
 
 
 def test_a_plan_for_tf32_keeps_it() -> None:

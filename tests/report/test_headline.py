@@ -14,7 +14,8 @@ from bisect_trt.base.outcomes import Cause, CauseFound, ErrorShare, Tally
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED
 from bisect_trt.metrics.statistics import lower_bound
-from bisect_trt.report.headline import answer_lines, cause_sentence, headline, next_step
+from bisect_trt.report.first_lines import answer_lines
+from bisect_trt.report.headline import cause_sentence, headline, next_step
 from bisect_trt.report.html import as_html
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.summarise import Result
@@ -69,7 +70,7 @@ def test_a_miss_where_none_is_allowed_is_no_number() -> None:
     decided = replace(decided, inputs=decided.inputs.assign(plan_score_emulated=NOTHING_ALLOWED))
     decided = replace(decided, pins=decided.pins.assign(score_without=NOTHING_ALLOWED))
     console = Console(file=StringIO(), width=200)
-    print_verdict(console, decided)
+    print_verdict(console, decided, verbose=True)
     assert isinstance(console.file, StringIO)
     shown = [console.file.getvalue(), as_markdown(decided)]
     shown.append(as_html(decided).partition("<script")[0])
@@ -80,9 +81,9 @@ def test_a_miss_where_none_is_allowed_is_no_number() -> None:
 
 def test_a_ranking_that_no_layer_was_measured_for_is_called_so() -> None:
     ranked = replace(RESULT, ranked=True)
-    assert "ranked by what each does, not" in headline(ranked)
+    assert "chosen by measured impact; whether each" in headline(ranked)
     unmeasured = replace(ranked, layers=ranked.layers.assign(sensitivity=math.nan))
-    assert "ranked by its own error, not" in headline(unmeasured)
+    assert "chosen by its own error; whether each" in headline(unmeasured)
 
 
 def test_where_no_plan_passes_an_fp32_engine_that_does_is_named() -> None:
@@ -115,14 +116,15 @@ def test_an_input_that_asks_for_most_pins_is_named() -> None:
         table[f"{kind}_tested"], table[f"{kind}_share"] = 8, table[f"{kind}_passed"] / 8
     table["worst_score"] = [90.0, 8.0, 0.9]
     named = replace(found, tradeoff=table)
-    said = "look at c4: with 2 pins no other of 8 given inputs misses (if it is a near tie,"
+    said = "look at c4: with 2 layers in FP32 no other of 8 given inputs misses (if it is a near"
     assert next_step(named).startswith(f"What next: {said}")
     # Fewer than half of the pins that hold on all that was looked at are worth a try.
     less = table.assign(
         given_passed=8, perturbed_passed=8, augmented_passed=8, given_missed=None, worst_score=0.9
     )
     assert next_step(replace(found, tradeoff=less)) == (
-        "What next: fewer may do: 2 pins held on all of 24 inputs and copies (tradeoff.csv)."
+        "What next: try fewer: with 2 layers in FP32 all of 24 inputs and copies passed "
+        "(tradeoff.csv)."
     )
     # Where copies of the others miss as well, or it misses by little, it is no odd input.
     spread, near = table.assign(perturbed_share=[0.2, 0.4, 1.0]), table.assign(worst_score=1.4)
@@ -159,32 +161,33 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
     assert result.validation is not None and result.validation.given.tested > 1
     several, word = result.validation, result.validation.word
     assert word is not None
-    called = f"{word.value.capitalize()}, of inputs like yours. Holds on"
-    assert validation_sentences(several)[0].startswith(f"{called} given ")
-    for passed, said in ((1, called), (0, "Holds on")):
+    called = f"{word.value.capitalize()}, of inputs like yours. Passed:"
+    assert validation_sentences(several)[0].startswith(f"{called} 64 of 64 inputs ")
+    for passed, said in ((1, called), (0, "Passed:")):
         one = replace(several, given=Tally(passed, 1), wanted_of_given=1.0)
-        assert validation_sentences(one)[0].startswith(f"{said} given {passed} of 1")
+        assert validation_sentences(one)[0].startswith(f"{said} {passed} of 1 ")
         assert of_one_input("The plan holds.", one) == "With one input: The plan holds."
         page = as_html(replace(result, validation=one))
         assert headline(replace(result, validation=one)).startswith("With one input: Keep ")
         assert f"<caption>{verdict_words(one) or 'What it holds on'}</caption>" in page
     alone = replace(several, given=Tally(1, 1), prediction_limit=math.inf)
-    assert validation_sentences(alone)[0].startswith("Inconclusive. Holds on given 1 of 1")
+    assert validation_sentences(alone)[0].startswith("Inconclusive. Passed: 1 of 1 inputs")
     assert validation_sentences(alone)[1] == (
-        "Copies of the one input hold as often as was asked; how far other inputs are from it one "
-        "input does not tell."
+        "Copies of your input pass often enough, but one input is not enough."
     )
     unknown = replace(alone, given=Tally(2, 2), has_margin=False)
-    assert "anything: what they show is whether they hold" in validation_sentences(unknown)[1]
+    assert (
+        "any multiple of the tolerance: the metric says whether" in validation_sentences(unknown)[1]
+    )
     exact = replace(unknown, has_margin=True)
-    assert "no copy shows any error" in validation_sentences(exact)[1]
+    assert "no copy shows any error, so" in validation_sentences(exact)[1]
     beyond = replace(exact, perturbed=replace(exact.perturbed, worst_score=math.inf))
-    assert "by more than any number of tolerances" in validation_sentences(beyond)[1]
+    assert "some copies give NaN or infinite values" in validation_sentences(beyond)[1]
     few = replace(several, given=Tally(3, 3), prediction_limit=1.25)
-    assert validation_sentences(few)[0].startswith("Inconclusive. Holds on given 3 of 3 inputs")
+    assert validation_sentences(few)[0].startswith("Inconclusive. Passed: 3 of 3 inputs")
     assert validation_sentences(few)[1] == (
-        "Copies of the 3 inputs hold as often as was asked, but another input may use up to 1.25 "
-        "times the tolerance, by how far their copies lie apart and how few inputs they are."
+        "Copies pass often enough, but another input may use up to 1.25 times the tolerance. With "
+        "few inputs we also require a safety margin."
     )
     assert validation_sentences(replace(few, given=Tally(59, 59)))[0].startswith("Validated, of ")
     assert validation_sentences(alone)[1] in as_html(replace(result, validation=alone))
@@ -217,14 +220,14 @@ def test_a_plan_that_leaves_hardly_a_layer_is_no_plain_success() -> None:
     assert headline(half).startswith("Keep 10 of 20 layers in FP32") and next_step(half) == ""
     assert 'id="answer" class="answer unsure"' in as_html(most)
     assert next_step(most) == (
-        "What next: run everything in TF32, which meets it on the given inputs; take fewer pins, "
-        "which hold on some inputs (tradeoff.csv, --allow-misses SHARE)."
+        "What next: run everything in TF32, which meets it on the given inputs; keep fewer layers "
+        "in FP32, which is enough for some inputs (tradeoff.csv, --allow-misses SHARE)."
     )
-    assert next_step(most) in as_html(most) and "What next: run everything" in as_markdown(most)
+    assert next_step(most) in as_html(most) and "Next: run everything" in as_markdown(most)
     missed = replace(most, outputs=most.outputs.assign(outcome="fail"))
     assert next_step(missed) == (
-        "What next: take fewer pins, which hold on some inputs (tradeoff.csv, --allow-misses "
-        "SHARE)."
+        "What next: keep fewer layers in FP32, which is enough for some inputs (tradeoff.csv, "
+        "--allow-misses SHARE)."
     )
     for unfinished in ({"out_of_time": True}, {"complete": False, "ranked": False}):
         assert headline(replace(most, **unfinished)).startswith("Keep 19 of 20 layers")
@@ -306,7 +309,7 @@ def test_few_layers_that_make_nearly_all_of_the_error_are_said_with_the_cause(
     found = replace(RESULT, sentence=cause.sentence, causes=[cause])
     found = replace(found, error_share=ErrorShare(layers, share, left))
     line = f"FP16 overflows in named. {said}"
-    assert line in answer_lines(found) and line in as_html(found)
+    assert f"Cause: {line}" in answer_lines(found) and line in as_html(found)
     assert line in as_markdown(found).replace("\\", "")
     assert not any(word in " ".join(answer_lines(RESULT)) for word in ("of the error", "infinite:"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from bisect_trt.base.display import printable
 from bisect_trt.report.html import as_html
-from tests.report.synthetic import HOSTILE, TRADEOFF, synthetic_result
+from tests.report.synthetic import HOSTILE, TRADEOFF, synthetic_result, with_choices
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -53,7 +53,8 @@ def opened(browser: sync_api.Browser, path: Path, **options: object) -> Opened:
 
 
 def copied(found: Opened) -> None:
-    """Have every plot drawn, as printing does."""
+    """Unfold all and have every plot drawn, as printing does."""
+    found.page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     found.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     # Not wait_for_function: the page's policy forbids what it would evaluate.
     for plot in found.page.locator(".plot").all():
@@ -64,7 +65,7 @@ def copied(found: Opened) -> None:
 @pytest.fixture(scope="module")
 def usual(browser: sync_api.Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(as_html(synthetic_result(LAYERS)), encoding="utf-8")
+    path.write_text(as_html(with_choices(synthetic_result(LAYERS))), encoding="utf-8")
     found = opened(browser, path)
     copied(found)
     yield found
@@ -76,7 +77,7 @@ def hostile(
     browser: sync_api.Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Opened]:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(as_html(synthetic_result(40, HOSTILE)), encoding="utf-8")
+    path.write_text(as_html(with_choices(synthetic_result(40, HOSTILE))), encoding="utf-8")
     found = opened(browser, path, viewport=PHONE)
     copied(found)
     yield found
@@ -122,16 +123,19 @@ def test_nothing_is_said_and_nothing_is_fetched(usual: Opened) -> None:
 
 def test_the_first_screen_answers(usual: Opened) -> None:
     page = usual.page
-    box = page.locator("#answer").bounding_box()
-    assert box is not None and box["y"] + box["height"] <= 720  # Playwright's usual screen
+    page.evaluate("scrollTo(0, 0)")
+    for part in ("#answer .choices", "#layers-plot", "#time-plot", "#build code"):
+        box = page.locator(part).bounding_box()
+        # Playwright's usual screen is 720 pixels high.
+        assert box is not None and box["y"] + box["height"] <= 720, part
     text = page.locator("#answer").inner_text()
     for words in (
         "Keep 20 of 400 layers in FP32",
         "But output 'logits' holds NaN",
-        "overflow",
+        "overflows",
         "no number",
         "0.81 \u00d7",
-        "1.1 ms",
+        "1.100",
         "64 of 64",
         "at least 95.9 % of all",
         "23 of 24",
@@ -147,9 +151,10 @@ def test_plots_have_their_points(usual: Opened) -> None:
     page = usual.page
     count = dict(page.eval_on_selector_all(".plot", f"ps => ps.map(p => [p.id, ({POINTS})(p)])"))
     pins = LAYERS // 20
-    assert count["tradeoff-plot"] == 4 * len(TRADEOFF)
+    # Two lines, and three choices.
+    assert count["layers-plot"] == count["time-plot"] == 2 * len(TRADEOFF) + 3
     assert count["errors-plot"] == pins + 4 + 1  # pins, layers that are not finite, a source
-    assert count["ranges-plot"] == pins
+    assert count["ranges-plot"] == LAYERS  # the ends of the constants of each second layer
     drawn_lines = page.evaluate(
         "document.getElementById('errors-plot').data.slice(0, 2).map(t => t.y.length)"
     )
@@ -216,7 +221,7 @@ def test_colours_follow_the_system(usual: Opened) -> None:
     sync_api.expect(page.locator("html")).to_have_class("dark")
     dark = page.evaluate(ground)
     assert dark != light
-    text = "document.getElementById('tradeoff-plot').layout.font.color"
+    text = "document.getElementById('layers-plot').layout.font.color"
     assert page.evaluate(text) == page.evaluate(
         "getComputedStyle(document.documentElement).getPropertyValue('--fg').trim()"
     )
@@ -268,16 +273,15 @@ def test_a_phone_breaks_no_counts(hostile: Opened) -> None:
 def test_on_paper_there_are_no_controls(usual: Opened) -> None:
     page = usual.page
     page.emulate_media(media="print")
-    controls = ("nav", ".copy", ".filters", ".dt-search", ".dt-paging", "summary")
+    controls = (".copy", ".filters", ".dt-search", ".dt-paging", "#more")
     hidden = [page.locator(s).first.is_visible() for s in controls]
-    counted = page.locator(".dt-info").is_visible()  # how many layers the page leaves out
     page.emulate_media(media="screen")
-    assert hidden == [False] * 6 and counted
+    assert hidden == [False] * len(controls)
 
 
 def test_commands_are_copied(usual: Opened) -> None:
     usual.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    section = usual.page.locator("#ship .copied").first
+    section = usual.page.locator("#build .copied")
     section.get_by_role("button").click()
     section.get_by_role("button", name="Copied").wait_for()
     copied = usual.page.evaluate("navigator.clipboard.readText()")

@@ -14,14 +14,15 @@ from rich.console import Console
 
 from bisect_trt.base.outcomes import Cause, Finding
 from bisect_trt.base.plan import Precision
-from bisect_trt.report.figures import errors_figure, ranges_figure
+from bisect_trt.report.choices import Passes
+from bisect_trt.report.figures import curve_figures, errors_figure, ranges_figure
 from bisect_trt.report.html import as_html, layer_data
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.record import Record
-from bisect_trt.report.tables import shown_pins
+from bisect_trt.report.tables import cures_table, shown_pins
 from bisect_trt.report.terminal import print_verdict
 from bisect_trt.report.text import sensitivity_sentences, sources, unproved
-from tests.report.synthetic import synthetic_result
+from tests.report.synthetic import synthetic_result, with_choices
 
 RESULT = synthetic_result(80)
 
@@ -88,6 +89,99 @@ def test_ranges_show_the_precision_s_limits(precision: Precision) -> None:
     )
 
 
+def test_ranges_show_constants_beyond_the_limit() -> None:
+    layers = RESULT.layers.assign(constant_min=np.nan, constant_max=np.nan)
+    layers.loc[7, ["constant_min", "constant_max"]] = 3e-9, 9.79e7
+    layers.loc[8, ["constant_min", "constant_max"]] = 1.0, 3.4e38  # a mask
+    figure = ranges_figure(layers, Precision.FP16)
+    assert figure is not None
+    marks = {t["name"]: dict(zip(t["x"], t["y"], strict=True)) for t in figure.data if "x" in t}
+    assert marks["constants, the largest"][7] == marks["beyond the limit"][7] == 9.79e7
+    top, bottom = 65504.0 * 1e5, 2.0**-24 / 10.0  # the edges of the plot
+    assert marks["constants, the largest"][8] == pytest.approx(top, rel=1e-3)
+    assert marks["constants, the smallest"] == pytest.approx({7: bottom, 8: 1.0}, rel=1e-3)
+    assert set(marks["beyond the limit"]) == {7, 8}
+    low, high = figure.layout["yaxis"]["range"]
+    assert low < math.log10(bottom) and math.log10(top) < high
+    page = as_html(replace(RESULT, layers=layers))
+    name = f"{layers['layer'][7]}: constants up to 9.79e+07"
+    assert "Beyond the largest value: " in page and name in page
+
+
+def test_the_model_as_given_shows_what_a_repair_removed() -> None:
+    given = RESULT.layers.copy()
+    given.loc[5, ["layer", "sensitivity", "constant_max"]] = "culprit", 100.0, 9.79e7
+    page = as_html(replace(RESULT, original_layers=given))
+    bars = page[page.index('id="sensitive"') : page.index('id="ranges"')]
+    assert ", in the model as given</h2>" in bars
+    assert bars[bars.index("<tbody>") :].split("<bdi>")[1].startswith("culprit<")
+    assert bars.count("<tr") == 1 + 20 and '<td class="n">100 \u00d7 <small>fails' in bars
+    assert "culprit: constants up to 9.79e+07" in page
+
+
+def test_choices_stand_on_the_curves_of_error() -> None:
+    result = with_choices(RESULT)
+    by_layers, by_time = curve_figures(result.tradeoff, result.choice_rows)
+    assert [t["name"] for t in by_time.data[:2]] == ["worst error", "95th percentile"]
+    (line,) = by_layers.layout["shapes"]
+    assert line["y0"] == line["y1"] == 1.0  # the tolerance
+    spots = {t["text"][0]: t for t in by_layers.data if t["name"] == "choice"}
+    assert list(spots) == ["A", "C", "B"]  # the recommended one on top
+    assert spots["A"]["y"] == [9.0] and spots["A"]["marker"]["symbol"] == "square"
+    assert spots["B"]["y"] == [0.81] and spots["B"]["marker"]["symbol"] == "circle"
+    assert spots["C"]["y"] == [0.01] and spots["C"]["x"] == [pytest.approx(math.log10(81), 1e-3)]
+    assert {t["text"][0]: t["x"] for t in by_time.data if t["name"] == "choice"} == {
+        "A": [1.0],
+        "B": [1.1],
+        "C": [2.1],
+    }
+    predicted = [replace(row, latency_ms=None) for row in result.choice_rows]
+    time = curve_figures(result.tradeoff, predicted)[1]
+    assert [t["x"] for t in time.data if t["name"] == "choice"] == [[0.0], [1.0], [0.1]]
+    assert "predicted" in time.alt
+    unknown = [replace(row, saving_kept=None) for row in predicted]
+    assert [f.name for f in curve_figures(result.tradeoff, unknown)] == ["layers-plot"]
+    assert curve_figures(result.tradeoff, ()) == []
+
+
+def test_marks_that_would_cover_each_other_are_one_if_both_pass() -> None:
+    rows = with_choices(RESULT).choice_rows
+    twin = replace(rows[1], recommended=False, worst_score=0.8)
+    figure = curve_figures(pd.DataFrame(), [*rows, twin])[0]
+    assert [t["text"] for t in figure.data] == [["A"], ["C"], ["BD"]]
+    failing = replace(twin, passes=Passes.NO)
+    figure = curve_figures(pd.DataFrame(), [*rows, failing])[0]
+    assert sorted(t["text"][0] for t in figure.data) == ["A", "B", "C", "D"]
+
+
+def test_every_cure_is_compared_or_said_not_to_be_tried() -> None:
+    result = with_choices(RESULT)
+    tried = result.by_requirement.assign(baselines=[{"tf32": 0.3}, {"tensorrt tf32": 0.6}])
+    table = cures_table(replace(result, by_requirement=tried)).set_index("cure")
+    assert table["passes"].to_dict() == {
+        "plain FP16": "no",
+        "graph repaired": "not tried",
+        "weights rounded to fit": "not tried",
+        "layers in FP32": "validated",
+        "BF16": "not tried",
+        "TF32": "your inputs",
+        "FP32": "your inputs",
+    }
+    assert table.loc["TF32", "worst score"] == "0.6 \u00d7"
+    assert table.loc["layers in FP32", ["FP32 layers", "ms"]].to_list() == [4, "1.100"]
+    assert "plain BF16" in cures_table(replace(result, precision=Precision.BF16))["cure"].to_list()
+    assert as_html(result).index('id="cures"') > as_html(result).index('id="repeat"')
+
+
+def test_the_page_has_no_names_of_runners_inside() -> None:
+    names = {"emulated": 3, "emulated-whole": 2}
+    search = RESULT.search.assign(runner="emulated-whole")
+    inputs = RESULT.inputs.assign(**{"plan_score_emulated-whole": 1.5})
+    page = as_html(replace(RESULT, evaluations=names, search=search, inputs=inputs))
+    assert "second emulator: 2 evaluations" in page and "emulated-whole" not in page
+    assert "1.5 \u00d7" in page  # the worst of all runners
+
+
 def test_two_thousand_layers_stay_under_eight_megabytes() -> None:
     assert len(as_html(synthetic_result(2000)).encode()) < 8e6
 
@@ -115,6 +209,8 @@ def test_a_run_that_ended_early_has_a_page() -> None:
     page = as_html(early)
     assert "nothing was searched" in page and 'id="repeat"' in page
     for name in ("tradeoff", "baselines", "errors", "certificate", "ship", "engines"):
+        assert f'<details id="{name}"' not in page
+    for name in ("curve", "build", "sensitive", "ranges", "inputs"):
         assert f'<section id="{name}"' not in page
 
 
@@ -122,18 +218,21 @@ def test_pins_that_nothing_ranked_are_not_called_ranked() -> None:
     # As a search that was cut short leaves them.
     pins = RESULT.pins.assign(proved=False, outcome_without="", score_without=math.nan)
     cut = replace(RESULT, pins=pins, complete=False)
-    for result, words in ((cut, "not yet proved"), (replace(cut, ranked=True), "ranked, not")):
+    for result, words in (
+        (cut, "not yet proved"),
+        (replace(cut, ranked=True), "necessity not tested"),
+    ):
         console = Console(file=io.StringIO(), width=200)
-        print_verdict(console, result)
+        print_verdict(console, result, verbose=True)
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         for text in (as_html(result), shown):
-            assert words in text and ("ranked" in text) == result.ranked
-    assert f"Pinned layers: {unproved(cut)}</h2>" in as_html(cut)
+            assert words in text and ("not tested" in text) == result.ranked
+    assert f"Pinned layers: {unproved(cut)}</summary>" in as_html(cut)
 
 
 def test_a_verdict_on_all_outputs_stands_once() -> None:
     console = Console(file=io.StringIO(), width=200)
-    print_verdict(console, RESULT)
+    print_verdict(console, RESULT, verbose=True)
     shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     (logits,) = (i for i, line in enumerate(shown) if line.startswith("fp16 "))
     assert shown[logits].split()[1:3] == ["logits", "non-finite"]
@@ -141,9 +240,9 @@ def test_a_verdict_on_all_outputs_stands_once() -> None:
 
 
 def on_screen(result: Record) -> list[list[str]]:
-    """The words of each line on a wide screen."""
+    """The words of each line on a wide screen, with the details."""
     console = Console(file=io.StringIO(), width=200)
-    print_verdict(console, result)
+    print_verdict(console, result, verbose=True)
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 

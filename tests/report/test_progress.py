@@ -66,7 +66,7 @@ def test_a_line_has_the_best_plan_and_what_is_left_of_the_budget() -> None:
         while "budget" not in text.getvalue():
             time.sleep(0.01)
     assert re.search(
-        r"\] bisect; best so far: 12 pins; \d{5} s of the budget left", text.getvalue()
+        r"\] bisect; best so far: 12 layers in FP32; \d{5} s of the budget left", text.getvalue()
     )
 
 

@@ -203,7 +203,7 @@ def test_markdown_shows_names_as_text(runs: dict[str, Result]) -> None:
     assert {"table_open", "heading_open", "strong_open"} <= kinds
     headings = [tokens[i + 1].content for i, t in enumerate(tokens) if t.type == "heading_open"]
     assert headings[1:] == [
-        *("What it holds on", "Choices", "Pinned layers", "Outputs", "Findings", "Versions")
+        *("Validation", "Choices", "Pinned layers", "Outputs", "Findings", "Versions")
     ]
     shown = "".join(t.content for t in inner if t.type == "text")
     for name in runs["pins"].pinned:

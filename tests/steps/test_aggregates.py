@@ -128,7 +128,7 @@ def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) ->
     layers = pd.read_csv(tmp_path / "layers.csv")
     assert sorted(layers["rank"]) == list(range(1, result.layer_count + 1))
     page = (tmp_path / "report.html").read_text()
-    assert 'id="tradeoff-plot"' in page and "How many inputs hold" in page
+    assert 'id="layers-plot"' in page and "Inputs that pass, by layers in FP32" in page
 
 
 def test_held_layers_are_no_steps_of_the_frontier(tmp_path: Path) -> None:

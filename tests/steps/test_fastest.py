@@ -18,7 +18,7 @@ from bisect_trt.base.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.base.outcomes import Candidate
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.report.headline import answer_lines
+from bisect_trt.report.first_lines import answer_lines
 from bisect_trt.report.record import read_run
 from bisect_trt.runners.device import GpuCondition
 from bisect_trt.runners.tensorrt.timing import RoundTimes
@@ -146,7 +146,7 @@ def test_a_candidate_that_the_engine_fails_is_not_the_answer(tmp_path: Path) -> 
 def test_where_fp32_is_as_fast_it_is_the_answer(tmp_path: Path) -> None:
     result = timed_run(Timer(lambda plan: 2.0 + 0.0001 * len(plan.pinned)), tmp_path)
     assert len(result.pinned) == result.layer_count == 120
-    assert "buys nothing" in result.sentence and "Ship it in FP32" in answer_lines(result)[0]
+    assert "buys nothing" in result.sentence and answer_lines(result)[0].endswith(" in FP32")
     assert [c.name for c in result.choice_rows if c.recommended] == ["FP32"]
     assert {"plan", "as it is"} <= {c.name for c in result.choice_rows}
     assert result.exit_code == 0
@@ -186,7 +186,7 @@ def test_bf16_that_is_right_and_faster_is_the_answer(tmp_path: Path) -> None:
     assert row.name == "BF16" and result.plan == PrecisionPlan(Precision.BF16)
     assert result.passed and result.validation is not None and result.engine is not None
     assert {"BF16", "FP32", "plan"} <= {one.name for one in result.engine.times}
-    assert result.precision is Precision.FP16 and "everything in BF16" in answer_lines(result)[0]
+    assert result.precision is Precision.FP16 and answer_lines(result)[0].endswith(" in BF16")
     assert read_run(tmp_path).plan == result.plan
 
 

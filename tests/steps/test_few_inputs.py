@@ -214,7 +214,7 @@ def test_verify_says_that_a_plan_is_lucky_before_anything_else(tmp_path: Path) -
         limits=FEW,
     )
     assert found.exit_code == 0, found.output
-    assert "The plan is overfitted: it holds on the given inputs" in found.output
+    assert "The plan passes your inputs and fails on similar ones (overfitted)." in found.output
 
 
 @pytest.mark.parametrize(("make", "share"), [(encoder_decomposed, 0.95), (conv_clip, 0.9)])

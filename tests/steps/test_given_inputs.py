@@ -201,7 +201,7 @@ def test_where_some_inputs_may_miss_the_first_line_says_on_how_many(tmp_path: Pa
     assert f"on {given.passed} of the 4 given inputs" in result._repr_markdown_()
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
-    assert f"olds on given {given.passed} of 4" in (properties["validation"] or "")
+    assert f"{given.passed} of 4 inputs" in (properties["validation"] or "")
     assert properties["robustness"] == json.loads((tmp_path / "run.json").read_text())["verdict"]
     shown = {c.get("name"): c.findtext("system-out") for c in suite.iter("testcase")}
     assert f"{given.passed} of 4 meet" in (shown["holds on given inputs"] or "")
@@ -213,8 +213,8 @@ def test_a_word_for_less_than_usual_says_for_what(tmp_path: Path) -> None:
     inputs = several(fixture, 2)
     result = run(fixture, inputs, tmp_path, allow_misses=0.5)
     assert (
-        "Validated for the 50 % asked for, of inputs like yours. Holds on"
-        in result._repr_markdown_()
+        "(at least 50 % of such inputs, 95 % confidence)" in result._repr_markdown_()
+        and "VALIDATED in FP16 as it is" in result._repr_markdown_()
     )
 
 

@@ -80,7 +80,10 @@ def test_operators_that_are_not_lowered_are_in_the_headline(tmp_path: Path) -> N
     said = headline(result)
     assert "2 of 3 nodes are of operators that are never reduced" in said
     assert any("com.microsoft.FusedMatMul (1)" in f.message for f in result.findings)
-    assert said in json.loads(json.dumps(said)) and said in (tmp_path / "run/report.md").read_text()
+    assert (
+        said in json.loads(json.dumps(said))
+        and said.partition("But ")[2].rstrip(".") in (tmp_path / "run/report.md").read_text()
+    )
 
 
 def test_a_half_precision_model_inside_fp32_borders_is_told(tmp_path: Path) -> None:

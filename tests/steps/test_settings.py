@@ -103,7 +103,7 @@ WRONG = {
     'bisect_trt.bisect("m.onnx", "x.npz", requires="max_abs<=1")': "call-arg",
     'bisect_trt.bisect("m.onnx", "x.npz", require=0.01)': "arg-type",
     'bisect_trt.bisect("m.onnx", "x.npz", precision="fp8")': "arg-type",
-    'bisect_trt.verify("m.onnx", "x.npz")': "call-arg",
+    'bisect_trt.verify("m.onnx", "x.npz", 3)': "arg-type",
     'bisect_trt.reduce("m.onnx", "x.npz", workers="two")': "arg-type",
     'bisect_trt.cure("m.onnx", "x.npz", robust=0)': "call-arg",
 }

@@ -9,7 +9,7 @@ import pytest
 
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.metrics.requirements import MAX_SCORE, NOTHING_ALLOWED
-from bisect_trt.report.headline import answer_lines
+from bisect_trt.report.first_lines import answer_lines
 from bisect_trt.report.record import read_run
 from bisect_trt.steps.tradeoff import error_share, knee_of
 from fixtures.models import conv_clip

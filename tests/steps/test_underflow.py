@@ -13,7 +13,7 @@ from bisect_trt.base.outcomes import Cause
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.requirements import times
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.lost_constants import largest_constant, lost_constants
+from bisect_trt.model.lost_constants import constant_sizes, largest_constant, lost_constants
 from fixtures.fixture import waves
 from fixtures.reports import bsroformer_rms
 from tests.networks import parsed
@@ -22,6 +22,21 @@ from tests.networks import parsed
 def run(model: onnx.ModelProto, out: Path, scale: float = 1.0) -> bisect_trt.Result:
     x = {"x": waves(0, 1, 16) * np.float32(scale)}
     return bisect_trt.bisect(model, x, runner="emulated", out=out, robust=0)
+
+
+def test_the_ends_of_each_layer_s_constants() -> None:
+    model = parsed(
+        "[two] a = Clip(x, low, high) [none] b = Relu(a) [odd] c = Mul(b, w) [zeros] y = Add(c, z)",
+        constants="float low = {-1e-9}, float high = {6}, float z = {0}, "
+        "float[4] w = {0, -9.79e7, 3e-8, 1}",
+    )
+    sizes = constant_sizes(Graph(model))
+    assert sizes == {
+        "two": (pytest.approx(1e-9), 6.0),
+        "odd": (pytest.approx(3e-8), pytest.approx(9.79e7)),
+    }
+    wide = parsed("[inf] y = Mul(x, w)", w=np.array([np.inf], np.float32))
+    assert constant_sizes(Graph(wide)) == {}
 
 
 def test_of_which_constants_little_is_left() -> None:

@@ -91,9 +91,7 @@ def test_what_it_found_is_written_for_people_machines_and_ci(files: Files, tmp_p
     assert {"requirements on emulated", "typed ONNX", "holds on perturbed inputs"} <= set(cases)
     assert said[10].get("failures") == "0" and int(said[0].get("failures", 0)) >= 3
     properties = {p.get("name"): p.get("value", "") for p in said[10].iter("property")}
-    assert properties["validation"].startswith(
-        "Inconclusive. Holds on given 1 of 1 inputs; perturbed"
-    )
+    assert properties["validation"].startswith("Inconclusive. Passed: 1 of 1 inputs")
 
 
 def test_no_file_that_is_read_is_written_over_and_no_answer_outlives_the_next(
@@ -144,7 +142,7 @@ def test_a_missing_pin_is_seen(files: Files) -> None:
     code, output = verify(files)
     assert code == 1 and "The plan does not hold." in output and "602 times the tolerance" in output
     # What it is on other inputs is no question where it misses the given ones.
-    assert "Lucky" not in output and "Holds on given 0 of 1 inputs; perturbed 0 of" in output
+    assert "Lucky" not in output and "Passed: 0 of 1 inputs \u00b7 0 of" in output
     answer = json.loads(verify(files, "--json")[1])
     assert answer["verdict"] is None and answer["validation"]["given"]["passed"] == 0
 
@@ -240,7 +238,7 @@ def test_every_given_input_counts(tmp_path: Path) -> None:
     onnx.save(fixture.model, model)
     code, text = verify((model, tmp_path, plan), requirement="max_abs<=1e-2")
     assert code == 1 and "The plan does not hold." in text
-    assert "given 19 of 20 inputs" in text and "x04.npz: " in text
+    assert "Passed: 19 of 20 inputs" in text and "x04.npz: " in text
     assert "1 of the inputs is a copy of another" in text
 
 

@@ -28,7 +28,7 @@
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: 12, color: text },
       hoverlabel: { bgcolor: card, bordercolor: line, font: { color: text }, align: "left" },
-      margin: { l: 60, r: 16, t: 24, b: 48, ...own.margin },
+      margin: { l: 60, r: 16, t: 24, b: 44, ...own.margin },
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, ...own.legend },
       hovermode: "closest",
       xaxis: { ...axis, ...own.xaxis },
@@ -38,13 +38,15 @@
   const traces = (figure) =>
     figure.data.map((trace) => {
       if (!figure.ofLayers || trace.hoverinfo === "skip") return trace;
-      return { ...trace, text: trace.x.map((i) => escaped(cut(layers.rows[i][0]))) };
+      return { ...trace, text: trace.x.map((i) => escaped(cut(data.names[i]))) };
     });
   const draw = (figure) => {
     const where = $(figure.name);
     if (drawn.has(figure.name)) return drawn.get(figure.name);
     const config = {
       displaylogo: false,
+      // Of the small plots it would cover the marks, and each button is a stop of the Tab key.
+      displayModeBar: figure.ofLayers,
       responsive: true,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
     };
@@ -57,7 +59,8 @@
   };
   const clicked = (figure, point) => {
     if (figure.ofLayers && table) {
-      table.search(`"${layers.rows[point.x][0]}"`).draw();
+      table.search(`"${data.names[point.x]}"`).draw();
+      $("layers").open = true;
       $("layers").scrollIntoView();
     }
   };
@@ -70,17 +73,7 @@
   system.addEventListener("change", paint);
   paint();
 
-  // The sections' names are the navigation.
-  for (const section of document.querySelectorAll("main > section")) {
-    const item = document.createElement("li");
-    const link = document.createElement("a");
-    link.href = `#${section.id}`;
-    link.textContent = section.id[0].toUpperCase() + section.id.slice(1);
-    item.append(link);
-    document.querySelector("nav ul").append(item);
-  }
-
-  // A plot is drawn when it comes near, so that a page of many layers opens at once; for printing all are.
+  // A plot is drawn when it comes near, so that a page of many layers opens at once; for printing all that show are.
   const near = new IntersectionObserver(
     (entries) => {
       for (const entry of entries) {
@@ -94,8 +87,9 @@
   for (const figure of data.figures) near.observe($(figure.name));
   addEventListener("beforeprint", () => {
     root.classList.remove("dark");
-    for (const figure of data.figures) draw(figure);
-    for (const figure of data.figures) Plotly.Plots.resize($(figure.name));
+    // Plotly cannot size what a folded part hides.
+    const seen = data.figures.filter((f) => $(f.name).offsetParent);
+    for (const figure of seen) draw(figure).then(() => Plotly.Plots.resize($(figure.name)));
   });
   addEventListener("afterprint", paint);
 
