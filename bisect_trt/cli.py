@@ -312,7 +312,7 @@ def mark_command(**given: Any) -> None:
     "Output",
     "--format",
     "form",
-    type=Word(["onnx", "trtexec", "polygraphy"]),
+    type=Word(["onnx", "trtexec", "polygraphy", "autocast", "onnxruntime"]),
     required=True,
     help="What to write.",
 )
@@ -331,7 +331,9 @@ def mark_command(**given: Any) -> None:
     help="Another row of the plan's choices, such as repaired, plan, BF16 or FP32.",
 )
 def export_command(**given: Any) -> None:
-    """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
+    """Write a plan as typed ONNX, trtexec arguments, a polygraphy script, or as the arguments of
+    AutoCast's and ONNX Runtime's converters.
+    """
     from bisect_trt import commands
 
     commands.export_command(**given)

@@ -19,6 +19,7 @@ from bisect_trt.base.interrupt import is_stop
 from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.time_limits import parse_time_limits, saying_what_is_held
+from bisect_trt.model.block_lists import BLOCK_LISTS, WRITTEN_OUT
 from bisect_trt.model.inspection import inspect_model
 from bisect_trt.model.lifted import lifted_form
 from bisect_trt.model.load import load_model
@@ -203,6 +204,9 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
     return 0
 
 
+_BY_NAMES = {"trtexec": trtexec_arguments, "polygraphy": polygraphy_script}
+
+
 @guarded
 def export_command(
     model: Path, plan_path: Path, choice: str | None, form: str, target: Path | None
@@ -230,14 +234,13 @@ def export_command(
             save_model(to_typed(graph, plan), target)
             return 0
         if loaded.written_out and plan.base.is_storage and plan.pinned:
-            raise BadInputError(OF_FUNCTIONS)
+            raise BadInputError(WRITTEN_OUT if form in BLOCK_LISTS else OF_FUNCTIONS)
         if source.lifted is not None:
             raise BadInputError(
                 f"--format {form}: {model} is {source.lifted.precision.value.upper()} in the "
-                "source already, so weak typing cannot keep its layers in FP32; use --format onnx"
+                "source already, so names alone cannot keep its layers in FP32; use --format onnx"
             )
-        write = trtexec_arguments if form == "trtexec" else polygraphy_script
-        text = write(graph, plan)
+        text = {**_BY_NAMES, **BLOCK_LISTS}[form](graph, plan)
     if loaded.path != model:  # the layers have names of the repaired model
         has = "whose weights are rounded to fit and " if saved.form.fitted else ""
         message = f"note: build from {loaded.path}, {has}whose layers it names"

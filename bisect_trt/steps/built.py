@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -200,8 +201,8 @@ def _information(
         return _parsed(engine, content), {}
     tool = "tensorrt_rtx" if content.startswith(_RTX_MAGIC) else "trtexec"
     advice = (
-        f"give the layers' JSON: {tool} --loadEngine={engine} --exportLayerInfo=layers.json "
-        "--profilingVerbosity=detailed"
+        f"give the layers' JSON: {tool} --loadEngine={shlex.quote(str(engine))} "
+        "--exportLayerInfo=layers.json"
     )
     if engine.suffix == ".onnx":
         raise BadInputError(f"{engine}: a model, not an engine; build it, and give what was built")
