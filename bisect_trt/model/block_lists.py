@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 
 from bisect_trt.base.errors import BadInputError
@@ -89,6 +90,7 @@ def onnxruntime_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -
                 f"layer {node.name!r} cannot be kept in FP32 by a list for onnxruntime: the bodies "
                 f"of {node.op_type} would read FP16 from around it; {_TYPED}"
             )
+    _refuse_constants(graph, kept)
     return _as_json(
         {
             # Without it whole operators stay in FP32, such as Resize.
@@ -139,6 +141,24 @@ def _kept(graph: Graph, plan: PrecisionPlan, form: str) -> list[onnx.NodeProto]:
             )
         kept.append(node)
     return kept
+
+
+def _refuse_constants(graph: Graph, kept: Sequence[onnx.NodeProto]) -> None:
+    """Refuses ``kept`` layers with a Constant node that FP16 rounds.
+
+    Initialisers of listed nodes stay FP32. Constant nodes do not, even if they are listed.
+    """
+    made = {n.output[0] for n in graph.proto.graph.node if n.op_type == "Constant"}
+    for node in kept:
+        for tensor in made.intersection(node.input).intersection(graph.float_constants):
+            values = graph.float_constants[tensor]
+            rounded = values.astype(np.float16).astype(np.float32)
+            if not np.array_equal(rounded, values, equal_nan=True):
+                raise BadInputError(
+                    f"layer {node.name!r} cannot be kept in FP32 by a list for onnxruntime: the "
+                    f"converter rounds {tensor!r}, a Constant node; make it an initialiser, or "
+                    f"{_TYPED}"
+                )
 
 
 def _as_json(arguments: dict[str, Any]) -> str:

@@ -120,6 +120,26 @@ def test_bodies_that_a_converter_breaks_are_refused() -> None:
     assert any(re.match(text, turns) for text in listed)
 
 
+def with_constant(value: float) -> onnx.ModelProto:
+    """A node that adds ``value``, which is a Constant node."""
+    constant = helper.make_node(
+        "Constant", [], ["c"], "", value=helper.make_tensor("", TensorProto.FLOAT, [], [value])
+    )
+    model = chain("sin", "add")
+    model.graph.node.insert(0, constant)
+    model.graph.node[2].op_type = "Add"
+    model.graph.node[2].input.append("c")
+    return model
+
+
+def test_a_constant_node_that_would_be_rounded_is_refused() -> None:
+    with pytest.raises(BadInputError, match=r"layer 'add' .* rounds 'c', a Constant node"):
+        onnxruntime_arguments(with_constant(0.1), plan_of("add"))
+    onnxruntime_arguments(with_constant(0.5), plan_of("add"))
+    onnxruntime_arguments(with_constant(0.1), plan_of("sin"))
+    assert "add" in autocast_arguments(with_constant(0.1), plan_of("add"))
+
+
 def test_the_command_writes_the_list(tmp_path: Path) -> None:
     model, plan, target = (tmp_path / name for name in ("m.onnx", "plan.json", "list.json"))
     onnx.save(chain("a", "b"), model)
