@@ -42,13 +42,16 @@ class NetworkLayer:
     """A layer of the network that TensorRT's parser made.
 
     ``kind`` is the member of ``LayerType``, such as SHUFFLE. ``metadata`` is the parser's text,
-    which holds ``[ONNX Layer: NODE]``. ``outputs`` are its tensors' names.
+    which holds ``[ONNX Layer: NODE]``. ``outputs`` are its tensors' names, ``types`` theirs, such
+    as FLOAT. ``is_shape`` says whether its first output is a shape.
     """
 
     name: str
     kind: str
     metadata: str = ""
     outputs: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    is_shape: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +130,8 @@ class TrtNames:
             return ()
         made = {self._makers[tensor] for tensor in layer.outputs if tensor in self._makers}
         entries = _METADATA.findall(layer.metadata)
-        # The layers of a Loop have no metadata.
-        found = set[str]() if entries else set(made)
+        # The layers of a Loop have no metadata, and the parser's own helpers have none.
+        found = set(made) if not entries and not _HELPERS.match(layer.name) else set[str]()
         for entry in entries:
             nodes = set(self._of_entry(entry))
             # Its output says which of several nodes with one name it is.
