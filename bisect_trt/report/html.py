@@ -25,9 +25,16 @@ from bisect_trt.inputs.images import IMAGES
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
 from bisect_trt.metrics.rounding import LARGEST
 from bisect_trt.report import figures, tables, text
-from bisect_trt.report.build import Profile, allows_tf32, build_words, profile_of_inputs
+from bisect_trt.report.build import (
+    Profile,
+    allows_tf32,
+    build_words,
+    profile_of_inputs,
+    why_no_tf32,
+)
 from bisect_trt.report.choices import saved_by_repair
 from bisect_trt.report.columns import names_in
+from bisect_trt.report.first_lines import verdict_line
 from bisect_trt.report.headline import (
     cause_sentence,
     files_line,
@@ -133,6 +140,7 @@ def _answer(result: Record) -> dict[str, Any]:
     return {
         "result": result,
         "tone": text.tone(result),
+        "word": verdict_line(result),
         "headline": headline(result),
         "cause": cause_sentence(result),
         # The table's caption and rows say the first sentence.
@@ -452,6 +460,7 @@ def recipes(result: Record) -> list[Recipe]:
         return []
     # It stands beside the plots, where lines are short.
     build = _folded([*build_words(result), f"--saveEngine={_ENGINE}"], width=44)
+    required = f"--noTF32 is required: {why}" if (why := why_no_tf32(result)) else ""
     python = _python(profile_of_inputs(result), tf32=allows_tf32(result))
     # As given to the run: relative paths start at the folder in which it was started.
     words = shlex.split(result.command)
@@ -460,7 +469,7 @@ def recipes(result: Record) -> list[Recipe]:
     verify = ["bisect-trt", "verify", result.model, *_input_words(words), "--plan", plan]
     note = "From where the run was started. Exit code 0 if the plan holds."
     return [
-        Recipe("trtexec", build, "TensorRT 10 and 11."),
+        Recipe("trtexec", build, ". ".join(filter(None, [required, "TensorRT 10 and 11."]))),
         Recipe("Python", python, "tensorrt, or tensorrt_rtx."),
         Recipe("Check it in a pipeline", _folded(verify), note),
     ]
