@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,11 @@ _PLAIN = re.compile(r"([\w/: -]*)(?:\.\*)?")
 """An expression that only says how a name begins."""
 
 _NO_FLOAT = "is never reduced, so it is FP32 in every plan"
+
+
+def entries(number: int) -> str:
+    """``1 entry``, ``3 entries``."""
+    return f"{number:,} {'entry' if number == 1 else 'entries'}"
 
 
 class Status(StrEnum):
@@ -70,6 +75,10 @@ class ImportedList:
     rows: tuple[MappedEntry, ...]
     notes: tuple[str, ...] = ()
 
+    def with_note(self, note: str) -> ImportedList:
+        """The same list with one more note."""
+        return replace(self, notes=(*self.notes, note))
+
     def rows_of(self, status: Status) -> tuple[MappedEntry, ...]:
         """The rows with ``status``, in the list's order."""
         return tuple(row for row in self.rows if row.status is status)
@@ -80,8 +89,7 @@ class ImportedList:
         count = Counter(row.status for row in self.rows)
         parts = ", ".join(f"{count[status]:,} {status.value}" for status in Status)
         kept = counted(len(self.plan.pinned), "layer")
-        entries = "entry" if len(self.rows) == 1 else "entries"
-        return f"{len(self.rows):,} {entries}: {parts}; {kept} in FP32"
+        return f"{entries(len(self.rows))}: {parts}; {kept} in FP32"
 
     def as_json(self) -> dict[str, Any]:
         """The answer for machines."""

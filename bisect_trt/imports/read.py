@@ -20,7 +20,7 @@ from bisect_trt.imports.block_lists import (
     read_option_lists,
 )
 from bisect_trt.imports.entries import Form, Listing
-from bisect_trt.imports.mapping import ImportedList, Status, map_listing
+from bisect_trt.imports.mapping import ImportedList, Status, entries, map_listing
 from bisect_trt.imports.mixed import import_mixed
 from bisect_trt.imports.replay import is_iteration, is_replay, read_replay
 from bisect_trt.imports.script import parsed_script, read_script, sets_layers
@@ -172,10 +172,11 @@ def _checked(found: ImportedList, of: str, reason: str = "") -> ImportedList:
     if not found.rows and found.form is Form.MIXED:
         return found  # all reduced
     first = found.rows[0] if found.rows else None
-    entries = f"{len(found.rows):,} entries" if len(found.rows) != 1 else "1 entry"
     example = f", such as {first.entry.text[:_SHOWN]!r}: {first.said}" if first else ""
     more = f" ({reason})" if reason else ""
-    raise BadInputError(f"{found.where}: none of its {entries} is a layer of {of}{example}{more}")
+    raise BadInputError(
+        f"{found.where}: none of its {entries(len(found.rows))} is a layer of {of}{example}{more}"
+    )
 
 
 def plan_json(found: ImportedList, model_sha256: str) -> str:

@@ -79,13 +79,13 @@ def _options(text: str, first_line: int) -> Iterator[tuple[str, str, int]]:
 
 def _entries(what: What, value: str, line: int) -> Iterator[Entry]:
     """The entries of one option, as trtexec splits them: at commas, then at the last colon."""
-    for piece in value.split(","):
-        name, colon, kind = piece.rpartition(":")
+    for part in value.split(","):
+        name, colon, kind = part.rpartition(":")
         name = name.replace("'", "").replace('"', "")
         if not colon or not name:
-            if piece.strip():
+            if part.strip():
                 reason = "has no NAME:TYPE; trtexec splits at commas, so no name can hold one"
-                yield Entry(By.NAME, piece, None, what, line, refused=reason)
+                yield Entry(By.NAME, part, None, what, line, refused=reason)
             continue
         kinds = [kind] if what is What.PRECISION else kind.split("+")
         found = [precision_of(one.strip("'\" ")) for one in kinds]
