@@ -384,6 +384,54 @@ def built_command(**given: Any) -> None:
 
 
 @click.command(
+    "import",
+    cls=ToolCommand,
+    short_help="Take over another tool's list of layers as a plan.",
+    context_settings={"ignore_unknown_options": True},
+    examples=(
+        "import model.onnx build.sh -o plan.json",
+        "import model.onnx build_engine.py -o plan.json",
+        "import model.onnx --fp16 '--layerPrecisions=*/Softmax:fp32' -o plan.json",
+    ),
+)
+@MODEL
+@click.argument("given", metavar="FROM...", nargs=-1, required=True, type=click.UNPROCESSED)
+@grouped(
+    "Input",
+    "--form",
+    type=Word(["trtexec", "script", "replay", "replay-reverse", "autocast", "block-list", "mixed"]),
+    help="What FROM is. Default: found by its content.",
+)
+@grouped(
+    "Input",
+    "--precision",
+    type=Word(["fp16", "bf16"]),
+    help="What the other layers run in. Default: as FROM says, else fp16.",
+)
+@grouped(
+    "Hardware",
+    "--trt-module",
+    "module",
+    rare=True,
+    type=Word(["tensorrt", "tensorrt_rtx"]),
+    help="Whose parser is asked for names. Default: whichever is installed.",
+)
+@grouped("Output", "--output", "-o", "target", type=NamedPath(), help="Where to write plan.json.")
+@grouped("Output", "--strict", is_flag=True, help="Exit code 1 where an entry is refused.")
+@grouped("Output", "-v", "--verbose", is_flag=True, help="Show every entry.")
+@JSON
+@QUIET
+def import_command(**given: Any) -> None:
+    """Take over a list of layers in FP32 as a plan: trtexec's options, a build script, polygraphy's
+    script or replay, block lists of AutoCast, onnxconverter-common and ONNX Runtime, or a mixed
+    model. FROM is a file or the options themselves. Scripts are read, never run.
+    """
+    from bisect_trt import commands
+
+    commands.import_command(**given)
+
+
+@click.command(
     "run",
     cls=InputsCommand,
     short_help="Find the layers that must stay in FP32.",
@@ -520,6 +568,7 @@ for command in (
     mark_command,
     export_command,
     built_command,
+    import_command,
     repair_command,
     reduce_command,
     cure_command,

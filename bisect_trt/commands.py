@@ -18,10 +18,13 @@ from bisect_trt.base.errors import EXIT_NOT_MET, EXIT_OK, BadInputError
 from bisect_trt.base.interrupt import is_stop
 from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import Precision
+from bisect_trt.imports.entries import Form
+from bisect_trt.imports.mapping import Status
+from bisect_trt.imports.read import plan_json
 from bisect_trt.metrics.time_limits import parse_time_limits, saying_what_is_held
 from bisect_trt.model.block_lists import BLOCK_LISTS, WRITTEN_OUT
 from bisect_trt.model.inspection import inspect_model
-from bisect_trt.model.lifted import lifted_form
+from bisect_trt.model.lifted import lifted_form, load_source
 from bisect_trt.model.load import load_model
 from bisect_trt.model.outputs import mark_outputs, select_tensors, with_ranks
 from bisect_trt.model.save import check_target, save_model, save_text
@@ -51,6 +54,7 @@ from bisect_trt.runners.doctor import examine
 from bisect_trt.settings import Settings
 from bisect_trt.steps.built import read_built
 from bisect_trt.steps.estimate import estimate
+from bisect_trt.steps.import_plan import import_plan, older_plan
 from bisect_trt.steps.open_runners import idle_options
 from bisect_trt.steps.run_folder import held_folder
 from bisect_trt.steps.saved_plan import read_plan
@@ -273,6 +277,42 @@ def built_command(
 
 
 @guarded
+def import_command(
+    model: Path,
+    given: tuple[str, ...],
+    form: str | None,
+    precision: str | None,
+    module: str | None,
+    target: Path | None,
+    strict: bool,
+    verbose: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Maps another tool's list to the model's layers, and writes it as a plan."""
+    text = given[0] if len(given) == 1 else shlex.join(given)
+    with terminal.progress(quiet=quiet) as observer:
+        observer.step("load")
+        source = load_source(model)
+        if target is not None:
+            check_target(target, source.model, *(Path(word) for word in given if len(given) == 1))
+            target = target.resolve()  # a link stays one
+        observer.step("import")
+        found = import_plan(
+            text,
+            source,
+            form=None if form is None else Form(form),
+            base=None if precision is None else Precision(precision),
+            module=module,
+        )
+    if target is not None:
+        save_text(plan_json(found, source.model.digest) + "\n", target)
+    show = partial(terminal.print_imported, target=target, verbose=verbose)
+    _print(found.as_json(), show, found, as_json=as_json, quiet=quiet)
+    return EXIT_NOT_MET if strict and found.rows_of(Status.REFUSED) else EXIT_OK
+
+
+@guarded
 def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Searches a plan and prints the answer, or only an estimate."""
     settings = Settings(**chosen, limits=limits())
@@ -308,8 +348,9 @@ def verify_command(
     plan_path: Path | None, as_json: bool, quiet: bool, precision: str, **chosen: Any
 ) -> int:
     """Judges a plan again, or a mixed model, and prints whether it passes."""
-    saved = read_plan(plan_path) if plan_path is not None else None
-    if saved is not None:
+    saved = None
+    if plan_path is not None:
+        saved = older_plan(plan_path, lambda: load_source(chosen["model"]), chosen["trt_module"])
         source = click.get_current_context().get_parameter_source("precision")
         found_for = saved.plan.base.value
         if source is not ParameterSource.DEFAULT and precision != found_for:

@@ -42,13 +42,16 @@ class NetworkLayer:
     """A layer of the network that TensorRT's parser made.
 
     ``kind`` is the member of ``LayerType``, such as SHUFFLE. ``metadata`` is the parser's text,
-    which holds ``[ONNX Layer: NODE]``. ``outputs`` are its tensors' names.
+    which holds ``[ONNX Layer: NODE]``. ``outputs`` are its tensors' names, ``types`` theirs, such
+    as FLOAT. ``is_shape`` says whether its first output is a shape.
     """
 
     name: str
     kind: str
     metadata: str = ""
     outputs: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    is_shape: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +130,8 @@ class TrtNames:
             return ()
         made = {self._makers[tensor] for tensor in layer.outputs if tensor in self._makers}
         entries = _METADATA.findall(layer.metadata)
-        # The layers of a Loop have no metadata.
-        found = set[str]() if entries else set(made)
+        # The layers of a Loop have no metadata, and the parser's own helpers have none.
+        found = set(made) if not entries and not _HELPERS.match(layer.name) else set[str]()
         for entry in entries:
             nodes = set(self._of_entry(entry))
             # Its output says which of several nodes with one name it is.
@@ -192,9 +195,9 @@ class TrtNames:
         if (found := _POINTWISE.match(text)) is not None:
             return self._union(_split(found.group(1), (", ", ",")), depth)
         for joint in _JOINTS:
-            pieces = _split(text, (joint,))
-            if len(pieces) > 1:
-                return self._union(pieces, depth)
+            texts = _split(text, (joint,))
+            if len(texts) > 1:
+                return self._union(texts, depth)
         if (found := _UNNAMED.match(text)) is not None:
             return self._numbered(int(found.group(1)), found.group(2))
         if _HELPERS.match(text) or text.endswith(" copy"):
@@ -212,11 +215,11 @@ class TrtNames:
             return Resolved(nodes, IN_A_BODY)
         return self._taken_apart(name, depth + 1)
 
-    def _union(self, pieces: Sequence[str], depth: int) -> Resolved:
-        """The nodes of all ``pieces`` of a fused layer's name."""
-        parts = {piece: self._inner(piece, depth) for piece in dict.fromkeys(pieces)}
+    def _union(self, texts: Sequence[str], depth: int) -> Resolved:
+        """The nodes of all ``texts`` of a fused layer's name."""
+        parts = {text: self._inner(text, depth) for text in dict.fromkeys(texts)}
         nodes = self._sorted(name for part in parts.values() for name in part.nodes)
-        lost = [piece for piece, part in parts.items() if not part.nodes]
+        lost = [text for text, part in parts.items() if not part.nodes]
         wider = [part.said for part in parts.values() if part.nodes and part.said]
         if not nodes:
             return Resolved((), next(iter(parts.values())).said)
@@ -275,16 +278,16 @@ def _split(text: str, joints: Sequence[str]) -> list[str]:
     for joint in joints:
         if joint not in text:
             continue
-        pieces, depth, began, index = [], 0, 0, 0
+        texts, depth, began, index = [], 0, 0, 0
         while index < len(text):
             depth += (text[index] in _OPENING) - (text[index] in _CLOSING)
             if depth == 0 and text.startswith(joint, index):
-                pieces.append(text[began:index])
+                texts.append(text[began:index])
                 began = index = index + len(joint)
             else:
                 index += 1
-        if pieces:
-            return [*pieces, text[began:]]
+        if texts:
+            return [*texts, text[began:]]
     return [text]
 
 

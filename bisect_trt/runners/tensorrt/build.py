@@ -154,14 +154,18 @@ def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str
 
 def network_layers(network: Any) -> tuple[NetworkLayer, ...]:
     """The layers of a parsed network, in TensorRT's order."""
-    return tuple(
-        NetworkLayer(
-            name=layer.name,
-            kind=layer.type.name,
-            metadata=getattr(layer, "metadata", "") or "",
-            outputs=tuple(tensor.name for tensor in _outputs(layer) if tensor is not None),
-        )
-        for layer in _layers(network)
+    return tuple(_as_record(layer) for layer in _layers(network))
+
+
+def _as_record(layer: Any) -> NetworkLayer:
+    tensors = [tensor for tensor in _outputs(layer) if tensor is not None]
+    return NetworkLayer(
+        name=layer.name,
+        kind=layer.type.name,
+        metadata=getattr(layer, "metadata", "") or "",
+        outputs=tuple(tensor.name for tensor in tensors),
+        types=tuple(tensor.dtype.name for tensor in tensors),
+        is_shape=bool(tensors) and bool(tensors[0].is_shape_tensor),
     )
 
 
