@@ -51,7 +51,7 @@ Plans are made for the test: every fourth layer, the matrix layers, or those wit
 
 What it shows:
 
-- All converters keep the layers of the list, and reduce the others, except for an If.
+- All converters keep the layers of the list and reduce the others. AutoCast leaves an If in FP32.
 - ONNX Runtime's transformers may round a tensor between two kept layers. The plan does not.
 - It and onnxconverter-common round Constant nodes of kept layers. So `export` refuses those; the
   Constant nodes of the PP-OCR models were made initialisers first.

@@ -105,15 +105,14 @@ def onnxruntime_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -
 
 def _merged(graph: Graph, kept: frozenset[str]) -> list[str]:
     """The names that AutoCast gives to LayerNorms that it merges, where a part of one is kept."""
-    # As _create_layernorm_node in AutoCast's graphsanitizer.py, after the mean's name.
+    # As _create_layernorm_node in AutoCast's graphsanitizer.py, after the first mean's name.
     means = {node.name for node in graph.proto.graph.node if node.op_type == "ReduceMean"}
-    return [
-        f"LayerNorm_{name}"
+    parts = [
+        [name for name in pattern.layers if name in means]
         for pattern in find_patterns(graph)
         if pattern.decomposed and not kept.isdisjoint(pattern.layers)
-        for name in pattern.layers
-        if name in means
     ]
+    return [f"LayerNorm_{names[0]}" for names in parts if names]
 
 
 def _reduces_nothing(plan: PrecisionPlan) -> str:

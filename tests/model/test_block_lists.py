@@ -151,6 +151,21 @@ def test_the_command_writes_the_list(tmp_path: Path) -> None:
         assert target.read_text() == ended.stdout
 
 
+@pytest.mark.parametrize("form", BLOCK_LISTS)
+def test_a_list_comes_back_as_the_same_plan(form: str, tmp_path: Path) -> None:
+    fixture = encoder_layernorm()
+    model, plan, text, back = (tmp_path / n for n in ("m.onnx", "plan.json", "list.json", "b.json"))
+    onnx.save(fixture.model, model)
+    pinned = [
+        x.name for x in list_layers(fixture.model) if x.op in ("Softmax", "LayerNormalization")
+    ]
+    plan.write_text(plan_of(*pinned).to_json())
+    assert call("export", model, "--plan", plan, "--format", form, "-o", text).exit_code == 0
+    ended = call("import", model, text, "-o", back)
+    assert ended.exit_code == 0, ended.output
+    assert sorted(json.loads(back.read_text())["pinned"]) == sorted(pinned)
+
+
 def test_the_command_names_the_layer_that_it_cannot_write(tmp_path: Path) -> None:
     model, plan = tmp_path / "m.onnx", tmp_path / "plan.json"
     onnx.save(chain("a", ""), model)
