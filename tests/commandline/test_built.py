@@ -1,6 +1,7 @@
 """What `built` says of engines: shares by precision, times, what of a plan was not honoured.
 
-The layers' JSON is written by hand, in the forms that TensorRT documents for 8, 10 and 11.
+The layers' JSON is written by hand, in the forms that TensorRT documents for 8, 10 and 11; or from
+the network that TensorRT for RTX parses, with its names and types. An engine's own needs a GPU.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import pytest
 from click.testing import Result
 
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.graph import list_layers
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.graph import list_layers, to_typed
 from bisect_trt.model.layers import Layer
+from bisect_trt.runners.tensorrt.build import make_logger, parse
+from bisect_trt.runners.tensorrt.records import EngineRequest, import_tensorrt
 from bisect_trt.steps.built import read_profile
 from fixtures.encoders import encoder_decomposed
 from tests.command import call
@@ -45,6 +49,29 @@ def entry(layer: Layer, kind: str, form: int = 10) -> dict[str, Any]:
     return its if form == 8 else its | {"Metadata": f"[ONNX Layer: {layer.name}]"}
 
 
+def parsed(plan: PrecisionPlan) -> dict[str, Any]:
+    """The layers that TensorRT's parser makes of a typed model, as an inspector writes layers."""
+    trt = import_tensorrt("tensorrt_rtx")
+    logger = make_logger(trt)
+    request = EngineRequest(to_typed(MODEL, plan).SerializeToString(), {}, tf32=False)
+    network = parse(trt, trt.Builder(logger), logger, request)
+
+    def described(tensor: Any) -> dict[str, str]:
+        return {"Name": tensor.name, "Format/Datatype": tensor.dtype.name.capitalize()}
+
+    layers = (network.get_layer(index) for index in range(network.num_layers))
+    entries = [
+        {
+            "Name": layer.name,
+            "Inputs": [described(layer.get_input(i)) for i in range(layer.num_inputs)],
+            "Outputs": [described(layer.get_output(i)) for i in range(layer.num_outputs)],
+            "Metadata": layer.metadata,
+        }
+        for layer in layers
+    ]
+    return {"Layers": entries}
+
+
 class Case:
     """A folder with the model, a plan of it that keeps its Softmaxes, and an engine's JSON."""
 
@@ -70,6 +97,19 @@ class Case:
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
+
+
+def test_the_parser_s_own_names_and_types_are_read(case: Case) -> None:
+    plan = PrecisionPlan("fp16", PINNED)
+    ended = case.against_plan(case.write("e.json", parsed(plan)), "--json")
+    its = json.loads(ended.output)["plan"]
+    assert ended.exit_code == 0, its
+    assert its["seen"] + len(its["hidden"]) + len(its["absent"]) == len(LAYERS)
+    assert its["seen"] > 0.8 * len(LAYERS) and its["found"] > 0.8
+    ended = case.against_plan(case.write("e.json", parsed(PrecisionPlan("fp32"))), "--json")
+    its = json.loads(ended.output)["plan"]
+    assert ended.exit_code == 1 and its["found"] == 0.0
+    assert len(its["not_honoured"]) > 0.8 * len(LAYERS)
 
 
 @pytest.mark.parametrize("form", [8, 10, 11])
