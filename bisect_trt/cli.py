@@ -345,7 +345,7 @@ def export_command(**given: Any) -> None:
     examples=(
         "import model.onnx build.sh -o plan.json",
         "import model.onnx build_engine.py -o plan.json",
-        "import model.onnx --fp16 '--layerPrecisions=*/Softmax:fp32' -o plan.json",
+        "import model.onnx '--layerPrecisions=*/Softmax:fp32' -o plan.json",
     ),
 )
 @MODEL
