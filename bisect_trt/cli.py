@@ -391,7 +391,7 @@ def built_command(**given: Any) -> None:
     examples=(
         "import model.onnx build.sh -o plan.json",
         "import model.onnx build_engine.py -o plan.json",
-        "import model.onnx --fp16 '--layerPrecisions=*/Softmax:fp32' -o plan.json",
+        "import model.onnx '--layerPrecisions=*/Softmax:fp32' -o plan.json",
     ),
 )
 @MODEL
