@@ -18,6 +18,7 @@ from bisect_trt.base.errors import BadInputError, BisectError
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.model.lifted import load_source
 from bisect_trt.pipeline import cure as try_cures
 from bisect_trt.pipeline import reduce as run_reduction
 from bisect_trt.pipeline import run
@@ -27,7 +28,8 @@ from bisect_trt.reduction.reduce import Reduced
 from bisect_trt.report.files import write_verification
 from bisect_trt.report.summarise import Result
 from bisect_trt.settings import Feed, Settings, Source, options
-from bisect_trt.steps.saved_plan import SavedPlan, read_plan
+from bisect_trt.steps.import_plan import older_plan
+from bisect_trt.steps.saved_plan import SavedPlan
 from bisect_trt.steps.verify import Verification
 from bisect_trt.steps.verify import verify as check_plan_validates
 
@@ -251,7 +253,8 @@ def verify(
     Args:
         model: an FP32 model, its path or its proto.
         inputs: as for :func:`bisect`.
-        plan: a plan, or the path of a plan.json; None with ``reduced``.
+        plan: a plan, the path of a plan.json or of another tool's list; None
+            with ``reduced``.
         observer: receives the progress.
         limits: bounds on the time of the steps; None for the usual ones.
 
@@ -269,7 +272,7 @@ def verify(
     if isinstance(plan, PrecisionPlan):
         saved = SavedPlan(plan, Path("plan"))
     elif isinstance(plan, (str, Path)):
-        saved = read_plan(Path(plan))
+        saved = older_plan(Path(plan), lambda: load_source(model), trt_module)
     elif plan is not None:
         raise BadInputError(f"plan: a {type(plan).__name__}; pass a PrecisionPlan or a plan's path")
     found_for = saved.searched if saved is not None else Precision.FP16

@@ -312,7 +312,7 @@ def mark_command(**given: Any) -> None:
     "Output",
     "--format",
     "form",
-    type=Word(["onnx", "trtexec", "polygraphy"]),
+    type=Word(["onnx", "trtexec", "polygraphy", "autocast", "onnxruntime"]),
     required=True,
     help="What to write.",
 )
@@ -331,10 +331,104 @@ def mark_command(**given: Any) -> None:
     help="Another row of the plan's choices, such as repaired, plan, BF16 or FP32.",
 )
 def export_command(**given: Any) -> None:
-    """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
+    """Write a plan as typed ONNX, trtexec arguments, a polygraphy script, or as the arguments of
+    AutoCast's and ONNX Runtime's converters.
+    """
     from bisect_trt import commands
 
     commands.export_command(**given)
+
+
+@click.command(
+    "built",
+    cls=ToolCommand,
+    short_help="Say which precisions an engine really has.",
+    examples=(
+        "built layers.json --model model.onnx --plan reports/model-fp16",
+        "built layers.json --profile times.json --json",
+        "built model.engine --model model.onnx --load --run",
+    ),
+)
+@click.argument("engine", type=NamedPath())
+@grouped(
+    "Input", "--model", type=NamedPath(), help="The ONNX model that the engine was built from."
+)
+@grouped(
+    "Input",
+    "--plan",
+    type=NamedPath(),
+    help="A plan.json or a run's folder: name the layers that the engine has otherwise.",
+)
+@grouped(
+    "Input",
+    "--profile",
+    type=NamedPath(),
+    help="The times of the layers, as trtexec --exportProfile writes them.",
+)
+@grouped(
+    "Hardware",
+    "--load",
+    is_flag=True,
+    help="Load ENGINE, in a process of its own. That can run code that is in the file.",
+)
+@grouped("Hardware", "--run", is_flag=True, help="Execute the loaded engine to time its layers.")
+@JSON
+@QUIET
+def built_command(**given: Any) -> None:
+    """The shares of tensors, layers and time in FP16, FP32 and BF16 of ENGINE. ENGINE is the JSON
+    of trtexec --exportLayerInfo, or an engine with --load. Exit code 1 if a plan is not honoured.
+    """
+    from bisect_trt import commands
+
+    commands.built_command(**given)
+
+
+@click.command(
+    "import",
+    cls=ToolCommand,
+    short_help="Take over another tool's list of layers as a plan.",
+    context_settings={"ignore_unknown_options": True},
+    examples=(
+        "import model.onnx build.sh -o plan.json",
+        "import model.onnx build_engine.py -o plan.json",
+        "import model.onnx '--layerPrecisions=*/Softmax:fp32' -o plan.json",
+    ),
+)
+@MODEL
+@click.argument("given", metavar="FROM...", nargs=-1, required=True, type=click.UNPROCESSED)
+@grouped(
+    "Input",
+    "--form",
+    type=Word(["trtexec", "script", "replay", "replay-reverse", "autocast", "block-list", "mixed"]),
+    help="What FROM is. Default: found by its content.",
+)
+@grouped(
+    "Input",
+    "--precision",
+    type=Word(["fp16", "bf16"]),
+    help="What the other layers run in. Default: as FROM says, else fp16.",
+)
+@grouped(
+    "Hardware",
+    "--trt-module",
+    "module",
+    rare=True,
+    type=Word(["tensorrt", "tensorrt_rtx"]),
+    help="Whose parser is asked for names. Default: whichever is installed.",
+)
+@grouped("Output", "--output", "-o", "target", type=NamedPath(), help="Where to write plan.json.")
+@grouped("Output", "--strict", is_flag=True, help="Exit code 1 where an entry is refused.")
+@grouped("Output", "-v", "--verbose", is_flag=True, help="Show every entry.")
+@JSON
+@QUIET
+def import_command(**given: Any) -> None:
+    """Take over a list of layers in FP32 as a plan: trtexec's options, a build script, polygraphy's
+    script or replay, block lists of AutoCast, onnxconverter-common and ONNX Runtime, or a mixed
+    model. FROM is a file or the options themselves. Scripts are read, never run.
+    """
+    from bisect_trt import commands
+
+    commands.import_command(**given)
 
 
 @click.command(
@@ -473,6 +567,8 @@ for command in (
     inspect_command,
     mark_command,
     export_command,
+    built_command,
+    import_command,
     repair_command,
     reduce_command,
     cure_command,

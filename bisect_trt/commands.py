@@ -18,9 +18,13 @@ from bisect_trt.base.errors import EXIT_NOT_MET, EXIT_OK, BadInputError
 from bisect_trt.base.interrupt import is_stop
 from bisect_trt.base.limits import Limits
 from bisect_trt.base.plan import Precision
+from bisect_trt.imports.entries import Form
+from bisect_trt.imports.mapping import Status
+from bisect_trt.imports.read import plan_json
 from bisect_trt.metrics.time_limits import parse_time_limits, saying_what_is_held
+from bisect_trt.model.block_lists import BLOCK_LISTS, WRITTEN_OUT
 from bisect_trt.model.inspection import inspect_model
-from bisect_trt.model.lifted import lifted_form
+from bisect_trt.model.lifted import lifted_form, load_source
 from bisect_trt.model.load import load_model
 from bisect_trt.model.outputs import mark_outputs, select_tensors, with_ranks
 from bisect_trt.model.save import check_target, save_model, save_text
@@ -29,6 +33,7 @@ from bisect_trt.model.weak_typing import OF_FUNCTIONS, polygraphy_script, trtexe
 from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, repair, run
 from bisect_trt.reduction.reduce import Reduced, result_folder
 from bisect_trt.report import terminal
+from bisect_trt.report.built import built_page, built_record, exit_code
 from bisect_trt.report.diff import as_page, diff_record, diff_runs, write_diff
 from bisect_trt.report.exits import ended_by, guarded, output
 from bisect_trt.report.files import to_json, write_documents, write_verification
@@ -47,7 +52,9 @@ from bisect_trt.report.record import read_run
 from bisect_trt.report.reduced import as_record, cures_as_json
 from bisect_trt.runners.doctor import examine
 from bisect_trt.settings import Settings
+from bisect_trt.steps.built import read_built
 from bisect_trt.steps.estimate import estimate
+from bisect_trt.steps.import_plan import import_plan, older_plan
 from bisect_trt.steps.open_runners import idle_options
 from bisect_trt.steps.run_folder import held_folder
 from bisect_trt.steps.saved_plan import read_plan
@@ -201,6 +208,9 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
     return 0
 
 
+_BY_NAMES = {"trtexec": trtexec_arguments, "polygraphy": polygraphy_script}
+
+
 @guarded
 def export_command(
     model: Path, plan_path: Path, choice: str | None, form: str, target: Path | None
@@ -228,14 +238,13 @@ def export_command(
             save_model(to_typed(graph, plan), target)
             return 0
         if loaded.written_out and plan.base.is_storage and plan.pinned:
-            raise BadInputError(OF_FUNCTIONS)
+            raise BadInputError(WRITTEN_OUT if form in BLOCK_LISTS else OF_FUNCTIONS)
         if source.lifted is not None:
             raise BadInputError(
                 f"--format {form}: {model} is {source.lifted.precision.value.upper()} in the "
-                "source already, so weak typing cannot keep its layers in FP32; use --format onnx"
+                "source already, so names alone cannot keep its layers in FP32; use --format onnx"
             )
-        write = trtexec_arguments if form == "trtexec" else polygraphy_script
-        text = write(graph, plan)
+        text = {**_BY_NAMES, **BLOCK_LISTS}[form](graph, plan)
     if loaded.path != model:  # the layers have names of the repaired model
         has = "whose weights are rounded to fit and " if saved.form.fitted else ""
         message = f"note: build from {loaded.path}, {has}whose layers it names"
@@ -246,6 +255,61 @@ def export_command(
     with output(is_product=True):
         click.echo(text)
     return 0
+
+
+@guarded
+def built_command(
+    engine: Path,
+    model: Path | None,
+    plan: Path | None,
+    profile: Path | None,
+    load: bool,
+    run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Prints what an engine was built as, and what of a plan it does not honour."""
+    with terminal.progress(quiet=quiet) as observer:
+        built = read_built(engine, model, plan, profile, load=load, run=run, observer=observer)
+    page = built_page(built)
+    _print(built_record(built), terminal.print_page, page, as_json=as_json, quiet=quiet)
+    return exit_code(built)
+
+
+@guarded
+def import_command(
+    model: Path,
+    given: tuple[str, ...],
+    form: str | None,
+    precision: str | None,
+    module: str | None,
+    target: Path | None,
+    strict: bool,
+    verbose: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Maps another tool's list to the model's layers, and writes it as a plan."""
+    text = given[0] if len(given) == 1 else shlex.join(given)
+    with terminal.progress(quiet=quiet) as observer:
+        observer.step("load")
+        source = load_source(model)
+        if target is not None:
+            check_target(target, source.model, *(Path(word) for word in given if len(given) == 1))
+            target = target.resolve()  # a link stays one
+        observer.step("import")
+        found = import_plan(
+            text,
+            source,
+            form=None if form is None else Form(form),
+            base=None if precision is None else Precision(precision),
+            module=module,
+        )
+    if target is not None:
+        save_text(plan_json(found, source.model.digest) + "\n", target)
+    show = partial(terminal.print_imported, target=target, verbose=verbose)
+    _print(found.as_json(), show, found, as_json=as_json, quiet=quiet)
+    return EXIT_NOT_MET if strict and found.rows_of(Status.REFUSED) else EXIT_OK
 
 
 @guarded
@@ -284,8 +348,9 @@ def verify_command(
     plan_path: Path | None, as_json: bool, quiet: bool, precision: str, **chosen: Any
 ) -> int:
     """Judges a plan again, or a mixed model, and prints whether it passes."""
-    saved = read_plan(plan_path) if plan_path is not None else None
-    if saved is not None:
+    saved = None
+    if plan_path is not None:
+        saved = older_plan(plan_path, lambda: load_source(chosen["model"]), chosen["trt_module"])
         source = click.get_current_context().get_parameter_source("precision")
         found_for = saved.plan.base.value
         if source is not ParameterSource.DEFAULT and precision != found_for:

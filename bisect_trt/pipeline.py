@@ -71,6 +71,7 @@ from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.fastest import fastest_plan, reduces_nothing, time_choices
 from bisect_trt.steps.fit_weights import fitted_problem, fitted_weights
 from bisect_trt.steps.golden import check_golden
+from bisect_trt.steps.judge_list import judge_list, validate_list
 from bisect_trt.steps.judge_mixed import beginning_at, judge_mixed, validate_mixed
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import (
@@ -271,12 +272,13 @@ def _states(
 
 def _with_choices(problem: Problem, context: Context, rules: Sequence[Rule]) -> Iterator[RunState]:
     """The state after each step of a run, with other models beside the answer, and times."""
-    mixed = None
-    with suppress(BudgetSpentError):  # the search begins without it
+    mixed = listed = None
+    with suppress(BudgetSpentError):  # the search begins without them
         mixed = judge_mixed(problem, context)
+        listed = judge_list(problem, context)
     state = RunState(problem)
     for state in _states(beginning_at(problem, mixed), context, rules):
-        state = replace(state, mixed=mixed)
+        state = replace(state, mixed=mixed, listed=listed)
         yield state
     with suppress(BudgetSpentError):  # the answer is there, and what stands beside it can wait
         yield from _beside(state, context)
@@ -287,6 +289,9 @@ def _beside(state: RunState, context: Context) -> Iterator[RunState]:
     problem = state.problem
     if state.mixed is not None:
         state = replace(state, mixed=validate_mixed(state.mixed, problem, context))
+        yield state
+    if state.listed is not None:
+        state = replace(state, listed=validate_list(state.listed, problem, context))
         yield state
     of_16_bits = problem.settings.precision is Precision.FP16 and not problem.lifted
     if of_16_bits and state.triage and context.opens_beside:

@@ -246,7 +246,7 @@ class Settings:
     start_from: Path | None = option(
         None,
         "--start-from",
-        "Begin the search at an older plan.json: fewer evaluations where little has changed.",
+        "Begin the search at an older plan.json, or at another tool's list, which is judged too.",
         kind=Path,
         metavar="PLAN",
         commands=_RUN,

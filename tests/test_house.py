@@ -18,6 +18,7 @@ FOLDERS = (
     "model",
     "repair",
     "inputs",
+    "imports",
     "runners",
     "evaluate",
     "steps",

@@ -11,6 +11,9 @@ AS_IS, REPAIRED, FITTED, KNEE = "as it is", "repaired", "weights fitted", "knee"
 PLAN, BF16, FP32 = "plan", "BF16", "FP32"
 """Names of the choices."""
 
+LISTED = "your list"
+"""The first words of the row of another tool's list, which has its file's name too."""
+
 MIXED = "reduced model given"
 """The first words of the row of another tool's mixed model, which has its file's name too."""
 

@@ -12,6 +12,7 @@ from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.layers import Layer
+from bisect_trt.model.trt_names import parsers_name
 from bisect_trt.model.walk import every_node
 
 WITHOUT_LAYER = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
@@ -110,8 +111,8 @@ def _names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
     """
     # The parser numbers nodes that share a name in an order of its own.
     # Names inside bodies count, because TensorRT puts all layers into one network.
-    uses = Counter(_parsers_name(node) for node in every_node(graph.proto.graph.node))
-    called = dict(zip(graph.names, map(_parsers_name, graph.proto.graph.node), strict=True))
+    uses = Counter(parsers_name(node) for node in every_node(graph.proto.graph.node))
+    called = dict(zip(graph.names, map(parsers_name, graph.proto.graph.node), strict=True))
     found = {layer: called[layer] for layer in pinned}
     shared = sorted(layer for layer, name in found.items() if uses[name] > 1)
     if shared:
@@ -121,11 +122,6 @@ def _names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
             "written by name, use the typed ONNX (--format onnx)"
         )
     return found
-
-
-def _parsers_name(node: onnx.NodeProto) -> str:
-    # As getNodeName in onnx-tensorrt's importerUtils.cpp.
-    return node.name or (f"node_of_{node.output[0]}" if node.output else "")
 
 
 _SCRIPT = '''"""Weak typing for polygraphy and TensorRT 8.6 to 10.x, written by bisect-trt.

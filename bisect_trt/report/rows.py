@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bisect_trt.base.outcomes import AS_IS, BF16, FITTED, FP32, KNEE, PLAN, REPAIRED
+from bisect_trt.base.display import counted
+from bisect_trt.base.outcomes import AS_IS, BF16, FITTED, FP32, KNEE, PLAN, REPAIRED, Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.time_limits import saving_kept
 from bisect_trt.model.cost import SAME_TIME, CostTable
-from bisect_trt.report.choices import Choice, Passes
+from bisect_trt.report.choices import Choice, Passes, recommended
 from bisect_trt.report.record import Record
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import RunStatistics
@@ -48,6 +49,11 @@ def choices_of(state: RunState, own: Record, others: Mapping[str, Record]) -> li
         passes = Passes.of(verdict.passed, mixed.validation)
         score = mixed.evaluation.score
         rows.append(_choice(mixed.label, mixed.plan, names, score, passes))
+    if state.listed is not None:
+        listed, verdict = state.listed, state.listed.evaluation.verdict
+        passes = Passes.of(verdict.passed, listed.validation)
+        score = listed.evaluation.score
+        rows.append(_choice(listed.label, listed.plan, names, score, passes))
     fp32 = judge.fp32
     validation = own.validation if all_fp32 else None
     if state.fp32 is not None:
@@ -115,6 +121,38 @@ def _is_same(row: Choice, other: Choice) -> bool:
     # What pins are emulated in may differ.
     one, two = ((r.repaired, r.fitted, r.plan.base, r.plan.pinned) for r in (row, other))
     return one == two
+
+
+def list_judged(state: RunState, rows: Sequence[Choice]) -> Finding | None:
+    """What another tool's list is worth beside the answer; None where none was given."""
+    listed = state.listed
+    its = next((row for row in rows if listed is not None and row.name == listed.label), None)
+    if its is None:
+        return None
+    count, score = counted(len(its.pinned), "layer"), f"score {its.worst_score:.3g}"
+    said = f"{its.name}: {count} in FP32, {_passing(its.passes)} ({score})."
+    best = recommended(rows)
+    known = next((row for row in rows if row.name == PLAN), best)
+    if known is not None and not known.repaired and known.name not in (FP32, its.name):
+        needed = len(set(its.pinned).intersection(known.pinned))
+        missing = len(set(known.pinned).difference(its.pinned))
+        idle = len(its.pinned) - needed
+        said += f" {needed} of them are in the plan, {idle} are not needed, {missing} are missing."
+    if best is not None and best.name != its.name:
+        kept = "" if best.saving_kept is None else f", {_saving(best)} of the saving kept"
+        layers = counted(len(best.pinned), "layer")
+        said += f" Recommended: {best.name}, {layers}, {_passing(best.passes)}{kept}."
+    return Finding("list-judged", "", said, weighty=True)
+
+
+def _passing(passes: Passes) -> str:
+    words = {Passes.VALIDATED: "validated", Passes.GIVEN: "passes your inputs", Passes.NO: "fails"}
+    return words[passes]
+
+
+def _saving(row: Choice) -> str:
+    share = row.saving_kept if row.saving_kept is not None else 0.0
+    return f"{'~' if row.is_estimated else ''}{share:.0%}"
 
 
 def _with_times(

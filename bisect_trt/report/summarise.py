@@ -39,7 +39,7 @@ from bisect_trt.report.html import as_fragment
 from bisect_trt.report.markdown import answer_as_markdown
 from bisect_trt.report.record import EngineFacts, MarkingEffect, Record, SearchFacts
 from bisect_trt.report.repairs import RepairFacts, facts_of
-from bisect_trt.report.rows import choices_of, is_slower, timed, with_knee
+from bisect_trt.report.rows import choices_of, is_slower, list_judged, timed, with_knee
 from bisect_trt.report.tables import (
     cost_table,
     findings_of,
@@ -297,6 +297,13 @@ def _result(
 
 
 def _with_choices(own: Result, state: RunState, run_statistics: RunStatistics) -> Result:
+    """The best of the answers, with what another tool's list is worth beside it."""
+    found = _with_best(own, state, run_statistics)
+    judged = list_judged(state, found.choice_rows)
+    return found if judged is None else replace(found, findings=[*found.findings, judged])
+
+
+def _with_best(own: Result, state: RunState, run_statistics: RunStatistics) -> Result:
     """The best of the answers on the graph as it is, repaired, and with fitted weights."""
     facts = RepairFacts() if state.repair is None else facts_of(state.repair, state.problem)
     own = replace(own, repair=facts, weights=weights_of(state.weights))

@@ -24,6 +24,7 @@ from bisect_trt.base.display import counted, printable, some_of
 from bisect_trt.base.errors import EXIT_OK
 from bisect_trt.base.interrupt import STAGES, Observer
 from bisect_trt.base.limits import in_words, peak_bytes
+from bisect_trt.imports.mapping import ImportedList, Status
 from bisect_trt.metrics.requirements import brief
 from bisect_trt.model.inspection import Inspection
 from bisect_trt.reduction.cures import Cures
@@ -410,6 +411,38 @@ def print_comparison(console: Console, result: Record) -> None:
     for line in finding_lines(result, "the output of --json"):
         console.print(printable(f"note: {line}"), style="yellow")
     console.print(printable(f"all layers: {result.folder}/layers.csv"))
+
+
+SHOWN_ENTRIES = 20
+"""How many entries of a list are shown without ``--verbose``."""
+
+
+def print_imported(
+    console: Console, found: ImportedList, target: Path | None, verbose: bool
+) -> None:
+    """Prints what became of a list's entries, those first that were not taken as they are."""
+    console.print(printable(f"{found.where}: {found.form.value}, {found.sentence}"), style="bold")
+    order = (Status.REFUSED, Status.WIDENED, Status.MAPPED)
+    rows = [row for status in order for row in found.rows_of(status)]
+    # What was mapped as it says need not be read.
+    shown = rows if verbose else [r for r in rows if r.status is not Status.MAPPED][:SHOWN_ENTRIES]
+    if shown:
+        table = _table(["", "line", "entry", "precision", "layers", "said"])
+        for row in shown:
+            precision = row.entry.precision.value if row.entry.precision is not None else "-"
+            layers = row.layers[0] if len(row.layers) == 1 else f"{len(row.layers):,}"
+            entry = row.entry.text[:60] + ("..." if len(row.entry.text) > 60 else "")
+            where = str(row.entry.line or "-")
+            cells = (row.status.value, where, entry, precision, layers[-60:], row.said)
+            table.add_row(*map(printable, cells))
+        console.print(table)
+    hidden = sum(row.status is not Status.MAPPED for row in rows) - len(shown)
+    if hidden > 0:
+        console.print(f"{hidden:,} more entries were not taken as they are; -v shows all")
+    for note in found.notes:
+        console.print(printable(f"note: {note}"), style="yellow")
+    if target is not None:
+        console.print(printable(f"plan: {target}"))
 
 
 def print_verification(console: Console, verification: Verification) -> None:

@@ -40,6 +40,7 @@ from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.engine_diagnosis import not_reproducible, over_processes, runs_of
 from bisect_trt.steps.failing_inputs import UnseenInputs
 from bisect_trt.steps.fit_weights import FittedWeights
+from bisect_trt.steps.judge_list import JudgedList
 from bisect_trt.steps.judge_mixed import JudgedMixed
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.repair import Refused, Repair
@@ -86,7 +87,7 @@ class RunState:
     ``bf16``: everything in BF16; ``fp32``: everything in FP32, where that is as fast as the answer.
     ``timing``: times of the choices' engines beside each other.
     ``weights``: weights rounded to fit; ``fitted``: the answer with them.
-    ``mixed``: the mixed model of ``--reduced``, judged.
+    ``mixed``: the mixed model of ``--reduced``, judged; ``listed``: the list of ``--start-from``.
     ``inputs``: a row for each input; ``tradeoff``: a row for each plan of the curve, and its knee.
     ``reproducibility``: that of the answer's engine.
     ``not_reproducible``: the diagnosis where that takes the answer back.
@@ -106,6 +107,7 @@ class RunState:
     fp32: InOnePrecision | None = None
     timing: Timing | None = None
     mixed: JudgedMixed | None = None
+    listed: JudgedList | None = None
     bisection: Bisection | None = None
     judgement: Judgement | None = None
     unseen: UnseenInputs | None = None

@@ -52,8 +52,9 @@ from bisect_trt.model.roundings import list_movers
 from bisect_trt.runners.reference import Lookups, Reference
 from bisect_trt.runners.tensorrt.profile import profile_of, shape_of
 from bisect_trt.settings import Settings
+from bisect_trt.steps.import_plan import import_notes, older_plan
 from bisect_trt.steps.memory_need import check_need, need_of, usual_seconds
-from bisect_trt.steps.saved_plan import SavedPlan, begun_at, held_layers, marked_layers, read_plan
+from bisect_trt.steps.saved_plan import SavedPlan, begun_at, held_layers, marked_layers
 from bisect_trt.version import __version__
 
 
@@ -255,7 +256,9 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     refuse_unsupported(graph, model.name)
     # Before the inputs are read, which may take long.
     check_need(need_of(graph, settings), model.name)
-    older = read_plan(settings.start_from) if settings.start_from is not None else None
+    older = _older(settings, source)
+    if older is not None and older.imported is not None:
+        findings += [Finding("imported", "", note) for note in import_notes(older.imported)]
     seen = older.inputs if older is not None else frozenset[str]()
     samples, holdout, counted = load_inputs(settings, specs, observer, seen, searches=searches)
     findings += counted
@@ -277,6 +280,18 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     for finding in problem.findings:
         observer.finding(finding.message)
     return problem
+
+
+def _older(settings: Settings, source: SourceModel) -> SavedPlan | None:
+    """The plan of ``--start-from``; None where it is not given.
+
+    Raises:
+        BadInputError: it is neither a plan nor another tool's list, or is at another precision.
+    """
+    if settings.start_from is None:
+        return None
+    base = settings.precision if settings.precision.is_storage else None
+    return older_plan(settings.start_from, lambda: source, settings.trt_module, base)
 
 
 def _with_mixed(settings: Settings, source: SourceModel) -> tuple[Settings, MixedModel | None]:

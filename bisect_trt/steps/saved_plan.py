@@ -16,6 +16,7 @@ from bisect_trt.base.display import counted
 from bisect_trt.base.errors import BadInputError, one_line
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.imports.mapping import ImportedList
 from bisect_trt.metrics.scales import Scale
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
@@ -103,7 +104,8 @@ class SavedPlan:
     default requirement. ``outputs`` are the tensors that were judged instead of the model's
     outputs. ``form`` says of which model the plan is: the original, model.repaired.onnx or
     model.fitted.onnx, whose SHA-256 are ``model_sha256``, ``repaired_sha256``, ``fitted_sha256``.
-    ``rewritten`` are layers that 0.4.0's ``--rewrite`` made.
+    ``rewritten`` are layers that 0.4.0's ``--rewrite`` made. ``imported`` is the list of another
+    tool that it was read from; None for a plan.json.
     """
 
     plan: PrecisionPlan
@@ -123,6 +125,7 @@ class SavedPlan:
     repaired_sha256: str = ""
     fitted_sha256: str = ""
     choices: Mapping[str, tuple[PrecisionPlan, Form]] = field(default_factory=dict)
+    imported: ImportedList | None = None
 
     @property
     def searched(self) -> Precision:

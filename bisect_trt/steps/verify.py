@@ -56,6 +56,7 @@ from bisect_trt.steps.baselines import quickest_s
 from bisect_trt.steps.context import Context, open_context
 from bisect_trt.steps.fastest import time_beside
 from bisect_trt.steps.golden import check_golden
+from bisect_trt.steps.import_plan import import_notes
 from bisect_trt.steps.judge_mixed import mixed_problem, plan_of_part
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import problem_on
@@ -251,7 +252,10 @@ def _verified(settings: Settings, saved: SavedPlan | None, observer: Observer) -
             requirements=problem.requirements.texts,
             validation=replace(validation, fitted=saved is not None and saved.fitted),
             # Weighty: a plan for a model that is wrong in FP32 already passes whatever it does.
-            notes=[f.message for f in problem.findings if f.kind in _NOTED or f.weighty],
+            notes=[
+                *(import_notes(saved.imported) if saved is not None and saved.imported else ()),
+                *(f.message for f in problem.findings if f.kind in _NOTED or f.weighty),
+            ],
             model=problem.model.name,
             reduced=mixed.name if mixed is not None else "",
             folder=context.folder,

@@ -36,6 +36,9 @@ OTHERS = {
         "--maxShapes",
         "--tuneBuildRoutes",
         "--layerPrecisions",
+        "--profilingVerbosity",
+        "--exportLayerInfo",
+        "--exportProfile",
     },
     "tensorrt_rtx": {
         "--onnx",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.base.atomic_files import write_whole
 from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import Verdict
+from bisect_trt.model.trt_names import NetworkLayer
 from bisect_trt.runners.process import LOG_LINES
 from bisect_trt.runners.tensorrt.buffers import Cuda
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest, WeakTyping
@@ -149,6 +150,23 @@ def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str
             node = entry if entry in names else entry.partition(" | ")[0]
             by_node |= dict.fromkeys((entry, node), types)
     return by_node
+
+
+def network_layers(network: Any) -> tuple[NetworkLayer, ...]:
+    """The layers of a parsed network, in TensorRT's order."""
+    return tuple(_as_record(layer) for layer in _layers(network))
+
+
+def _as_record(layer: Any) -> NetworkLayer:
+    tensors = [tensor for tensor in _outputs(layer) if tensor is not None]
+    return NetworkLayer(
+        name=layer.name,
+        kind=layer.type.name,
+        metadata=getattr(layer, "metadata", "") or "",
+        outputs=tuple(tensor.name for tensor in tensors),
+        types=tuple(tensor.dtype.name for tensor in tensors),
+        is_shape=bool(tensors) and bool(tensors[0].is_shape_tensor),
+    )
 
 
 def apply_weak_types(

@@ -11,8 +11,15 @@ from pathlib import Path
 
 from bisect_trt.base.errors import RunnerUnavailableError
 from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.model.trt_names import NetworkLayer
 from bisect_trt.runners.tensorrt.buffers import Cuda, import_cuda
-from bisect_trt.runners.tensorrt.build import build_engine, make_logger, node_types, parse
+from bisect_trt.runners.tensorrt.build import (
+    build_engine,
+    make_logger,
+    network_layers,
+    node_types,
+    parse,
+)
 from bisect_trt.runners.tensorrt.execute import LoadedEngine, run_repeatedly
 from bisect_trt.runners.tensorrt.readback import engine_layers
 from bisect_trt.runners.tensorrt.records import (
@@ -147,3 +154,9 @@ class BuildWorker:
         logger = make_logger(self._trt)
         network = parse(self._trt, self._trt.Builder(logger), logger, request)
         return node_types(self._trt, network, request.producers)
+
+    def network(self, model: bytes | str) -> tuple[NetworkLayer, ...]:
+        """Returns the layers that TensorRT's parser makes of ``model``, its bytes or its path."""
+        logger = make_logger(self._trt)
+        request = EngineRequest(model, {}, tf32=False)
+        return network_layers(parse(self._trt, self._trt.Builder(logger), logger, request))

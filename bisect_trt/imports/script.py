@@ -1,0 +1,484 @@
+"""Reads a Python script that sets the precision of layers, by its syntax; it is never run.
+
+It is a build script's loop over the network, or polygraphy's script for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision
+from bisect_trt.imports.entries import By, Entry, Form, Listing, What, nothing_in, precision_of
+from bisect_trt.imports.expressions import Expressions
+from bisect_trt.imports.values import (
+    Function,
+    LayerValue,
+    Member,
+    Module,
+    NetworkValue,
+    NotUnderstoodError,
+    Unknown,
+    subjects,
+)
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.trt_names import Network
+
+_OURS = "written by bisect-trt"
+_MOST_CALLS = 20
+_SETS = ("precision", "set_output_type", "reset_precision")
+_BY_NUMBER = "layers are counted; other versions of TensorRT number differently"
+
+_Callable = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def parsed_script(text: str) -> ast.Module | None:
+    """The syntax tree of a script; None if ``text`` is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on the reader's own escapes
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def sets_layers(tree: ast.AST) -> bool:
+    """Whether something in ``tree`` sets the precision of a layer."""
+    return any(_is_action(node) for node in ast.walk(tree))
+
+
+def _is_action(node: ast.AST) -> bool:
+    """Whether ``node`` itself sets the precision of a layer."""
+    if isinstance(node, ast.Attribute):
+        stores = isinstance(node.ctx, ast.Store) and node.attr == "precision"
+        return stores or node.attr in ("set_output_type", "reset_precision")
+    return False
+
+
+def read_script(text: str, where: str, graph: Graph, network: Network | None) -> Listing:
+    """The entries of a script: for each line that sets layers, the layers that it sets.
+
+    Args:
+        text: the script.
+        where: its name in messages.
+        graph: the model.
+        network: what TensorRT's parser made of the model; without it the usual names are taken.
+
+    Raises:
+        BadInputError: it is no Python, or sets no layer.
+    """
+    tree = parsed_script(text)
+    if tree is None:
+        raise BadInputError(f"{where}: no Python; --form script reads nothing else")
+    if _OURS in (ast.get_docstring(tree) or ""):
+        return _of_own(tree, where)
+    if not sets_layers(tree):
+        raise nothing_in(where, Form.SCRIPT, "layer.precision or set_output_type")
+    reader = _Script(tree, text, graph, network)
+    reader.read()
+    notes = [*reader.notes(), *_of_flags(text)]
+    entries = list(reader.entries())
+    return Listing(Form.SCRIPT, entries, _base_of(text), tuple(notes), sequential=True)
+
+
+def _of_own(tree: ast.Module, where: str) -> Listing:
+    """The entries of the script that ``bisect-trt export`` writes."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PINNED":
+            names = ast.literal_eval(node.value) if not isinstance(node.value, ast.Call) else ()
+            entries = [
+                Entry(By.NAME, name, Precision.FP32, line=node.lineno) for name in sorted(names)
+            ]
+            base = Precision.BF16 if "--bf16" in (ast.get_docstring(tree) or "") else Precision.FP16
+            return Listing(Form.SCRIPT, entries, base)
+    raise nothing_in(where, Form.SCRIPT, "PINNED")
+
+
+def _flags(text: str) -> set[str]:
+    return set(re.findall(r"BuilderFlag\.(\w+)", text))
+
+
+def _base_of(text: str) -> Precision:
+    """What the other layers run in, by the builder's flags."""
+    flags = _flags(text)
+    return Precision.BF16 if "BF16" in flags and "FP16" not in flags else Precision.FP16
+
+
+def _of_flags(text: str) -> Iterator[str]:
+    flags = _flags(text)
+    if {"BF16", "FP16"} <= flags:
+        yield "the script allows FP16 and BF16; FP16 is taken (--precision says otherwise)"
+    if flags and not flags & {"OBEY_PRECISION_CONSTRAINTS", "STRICT_TYPES"}:
+        yield "without OBEY_PRECISION_CONSTRAINTS TensorRT may have ignored the list"
+    for flag in sorted(flags & {"INT8", "FP8"}):
+        yield f"{flag} is not carried over; a plan has FP16 or BF16"
+
+
+@dataclass
+class _Action:
+    """A line that sets layers: what it sets them to, and which."""
+
+    what: What
+    precision: Precision | None
+    refused: str = ""
+    said: str = ""
+    layers: dict[int, None] = field(default_factory=dict)
+
+
+class _JumpError(Exception):
+    """A ``break``, ``continue`` or ``return``."""
+
+    def __init__(self, kind: str, value: Any = None) -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.value = value
+
+
+class _Script(Expressions):
+    """Follows the statements of a script for every layer of the network."""
+
+    def __init__(self, tree: ast.Module, text: str, graph: Graph, network: Network | None) -> None:
+        super().__init__(subjects(graph, network), counts=network is not None)
+        self._tree = tree
+        self._lines = text.splitlines()
+        self._functions: dict[str, _Callable] = {
+            node.name: node for node in ast.walk(tree) if isinstance(node, _Callable)
+        }
+        self._sets: dict[int, bool] = {}
+        self._actions: dict[tuple[int, What, Precision | None], _Action] = {}
+        self._refused: dict[int, str] = {}
+        self._assumed: dict[int, str] = {}
+        self._depth = 0
+        self._derived: list[frozenset[str]] = []
+        self._last: dict[tuple[What, int], _Action] = {}
+
+    def read(self) -> None:
+        """Follows the module, then each function that sets layers and that nothing here calls."""
+        for node in self._functions.values():
+            self.scopes[0][node.name] = Function(node)
+        self._try(self._tree.body)
+        called = {
+            ast.unparse(node.func).rpartition(".")[2]
+            for node in ast.walk(self._tree)
+            if isinstance(node, ast.Call)
+        }
+        for name, node in self._functions.items():
+            if name not in called and self._acts(node.body):
+                self._try_call(node)
+
+    def _try(self, body: Sequence[ast.stmt]) -> None:
+        try:
+            self._run(body)
+        except _JumpError:
+            return
+        except NotUnderstoodError as error:
+            self._refuse(error.line, error.reason)
+
+    def _try_call(self, node: _Callable) -> None:
+        try:
+            self._enter(node, [], {})
+        except NotUnderstoodError as error:
+            self._refuse(error.line, error.reason)
+
+    def _refuse(self, line: int, reason: str) -> None:
+        self._refused.setdefault(line, reason)
+
+    def entries(self) -> Iterator[Entry]:
+        """An entry for each line that sets layers or was not understood, in the file's order."""
+        found: list[tuple[int, Entry]] = []
+        for (line, what, _), action in self._actions.items():
+            layers = tuple(action.layers)
+            found.append(
+                (
+                    line,
+                    Entry(
+                        By.LAYERS,
+                        self._shown(line),
+                        action.precision,
+                        what,
+                        line,
+                        layers,
+                        action.refused,
+                        action.said,
+                    ),
+                )
+            )
+        for line, reason in self._refused.items():
+            entry = Entry(By.LAYERS, self._shown(line), None, line=line, refused=reason)
+            found.append((line, entry))
+        seen = {line for line, _ in found}
+        for node in ast.walk(self._tree):
+            line = getattr(node, "lineno", 0)
+            if _is_action(node) and line not in seen and not self._refused:
+                seen.add(line)
+                reason = "no layer of this model comes to this line"
+                found.append(
+                    (line, Entry(By.LAYERS, self._shown(line), None, line=line, refused=reason))
+                )
+        return (entry for _, entry in sorted(found, key=lambda one: one[0]))
+
+    def notes(self) -> Iterator[str]:
+        """What was taken for granted."""
+        for line, test in sorted(self._assumed.items()):
+            yield f"line {line}: taken as it sets layers: {test[:60]}"
+
+    def _shown(self, line: int) -> str:
+        return self._lines[line - 1].strip() if 0 < line <= len(self._lines) else ""
+
+    # Statements.
+
+    def _acts(self, nodes: Sequence[ast.AST]) -> bool:
+        """Whether something in ``nodes``, or in a function that they call, sets a layer."""
+        return any(self._sets_inside(node, frozenset()) for node in nodes)
+
+    def _sets_inside(self, node: ast.AST, within: frozenset[str]) -> bool:
+        known = self._sets.get(id(node))
+        if known is not None:
+            return known
+        found = False
+        for part in ast.walk(node):
+            name = (
+                part.func.id
+                if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)
+                else ""
+            )
+            inner = self._functions.get(name)
+            if _is_action(part) or (
+                inner is not None
+                and name not in within
+                and self._sets_inside(inner, within | {name})
+            ):
+                found = True
+                break
+        self._sets[id(node)] = found
+        return found
+
+    def _run(self, body: Sequence[ast.stmt]) -> None:
+        for statement in body:
+            follow = getattr(self, f"follow_{type(statement).__name__.lower()}", None)
+            if follow is not None:
+                follow(statement)
+            elif self._acts([statement]):
+                self._refuse(statement.lineno, "is a statement that is not read")
+
+    def follow_expr(self, node: ast.Expr) -> None:
+        """A call."""
+        self.value(node.value)
+
+    def follow_assign(self, node: ast.Assign) -> None:
+        """An assignment to variables, or to the precision of a layer."""
+        value = self.value(node.value)
+        for target in node.targets:
+            if isinstance(target, ast.Attribute):
+                owner = self.value(target.value)
+                if target.attr == "precision":
+                    self._set(owner, What.PRECISION, value, node.lineno)
+            elif isinstance(target, ast.Subscript):
+                self._put(target, value)
+            else:
+                self.bind(target, value)
+
+    def _put(self, target: ast.Subscript, value: Any) -> None:
+        """An assignment to an item of a dictionary."""
+        owner, key = self.value(target.value), self.value(target.slice)
+        if isinstance(owner, dict) and not isinstance(key, Unknown):
+            owner[key] = value
+
+    def follow_annassign(self, node: ast.AnnAssign) -> None:
+        """An assignment with a type."""
+        if node.value is not None:
+            self.follow_assign(ast.copy_location(ast.Assign([node.target], node.value), node))
+
+    def follow_augassign(self, node: ast.AugAssign) -> None:
+        """``a += b`` of a variable."""
+        if isinstance(node.target, ast.Name):
+            left = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
+            whole = ast.copy_location(ast.BinOp(left, node.op, node.value), node)
+            self.bind(node.target, self.value(whole))
+
+    def follow_if(self, node: ast.If) -> None:
+        """A test; one that no layer decides is taken as it sets layers."""
+        test = self.value(node.test)
+        if not isinstance(test, Unknown):
+            self._run(node.body if test else node.orelse)
+            return
+        if not (test.of_layer or self._is_derived(node.test)):
+            taken = next((b for b in (node.body, node.orelse) if self._acts(b)), None)
+            if taken is not None:
+                self._assumed[node.lineno] = ast.unparse(node.test)
+                self._run(taken)
+            return
+        jumps = any(
+            isinstance(part, ast.Continue | ast.Break | ast.Return)
+            for body in (node.body, node.orelse)
+            for statement in body
+            for part in ast.walk(statement)
+        )
+        if jumps or self._acts([*node.body, *node.orelse]):
+            reason = f"tests what is not known here: {ast.unparse(node.test)}"
+            raise NotUnderstoodError(node.lineno, reason[:120])
+        for part in (p for s in (*node.body, *node.orelse) for p in ast.walk(s)):
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                self.bind(part, Unknown(of_layer=True))
+
+    def _is_derived(self, node: ast.AST) -> bool:
+        """Whether ``node`` mentions what a loop over layers has computed."""
+        names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        return any(not names.isdisjoint(derived) for derived in self._derived)
+
+    def follow_for(self, node: ast.For) -> None:
+        """A loop over layers, numbers or a list."""
+        items = self.items(self.value(node.iter), node.lineno)
+        if items is None:
+            if self._acts(node.body):
+                reason = f"goes over what is not known here: {ast.unparse(node.iter)}"
+                self._refuse(node.lineno, reason[:120])
+            return
+        self._derived.append(_stored_in(node))
+        try:
+            self._loop(node, list(items))
+        finally:
+            self._derived.pop()
+        self._run(node.orelse)
+
+    def _loop(self, node: ast.For, items: Sequence[Any]) -> None:
+        for item in items:
+            self.bind(node.target, item)
+            try:
+                self._run(node.body)
+            except NotUnderstoodError as error:
+                self._refuse(error.line, error.reason)
+            except _JumpError as jump:
+                if jump.kind == "break":
+                    return
+                if jump.kind != "continue":
+                    raise
+
+    def follow_with(self, node: ast.With) -> None:
+        """A block."""
+        for item in node.items:
+            value = self.value(item.context_expr)
+            if item.optional_vars is not None:
+                self.bind(item.optional_vars, value)
+        self._run(node.body)
+
+    def follow_try(self, node: ast.Try) -> None:
+        """A block whose handlers are not followed."""
+        self._run([*node.body, *node.orelse, *node.finalbody])
+
+    def follow_continue(self, node: ast.Continue) -> None:
+        """Ends a turn of a loop."""
+        raise _JumpError("continue")
+
+    def follow_break(self, node: ast.Break) -> None:
+        """Ends a loop."""
+        raise _JumpError("break")
+
+    def follow_return(self, node: ast.Return) -> None:
+        """Ends a function."""
+        raise _JumpError("return", None if node.value is None else self.value(node.value))
+
+    def follow_import(self, node: ast.Import) -> None:
+        """Names of modules."""
+        for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            self.scopes[-1][name] = Module(alias.name)
+
+    def follow_importfrom(self, node: ast.ImportFrom) -> None:
+        """Names from the module tensorrt."""
+        for alias in node.names:
+            is_trt = (node.module or "").partition(".")[0] in ("tensorrt", "tensorrt_rtx")
+            value = Member((alias.name,)) if is_trt else Unknown()
+            self.scopes[-1][alias.asname or alias.name] = value
+
+    def follow_functiondef(self, node: ast.FunctionDef) -> None:
+        """A function, followed where it is called."""
+        self.scopes[-1][node.name] = Function(node)
+
+    def follow_classdef(self, node: ast.ClassDef) -> None:
+        """A class, whose methods are followed on their own."""
+
+    # Calls and actions.
+
+    def call(self, function: Function, arguments: Sequence[Any], node: ast.Call) -> Any:
+        """What a function of the script gives."""
+        named = {k.arg: self.value(k.value) for k in node.keywords if k.arg is not None}
+        return self._enter(function.node, arguments, named)
+
+    def _enter(
+        self, node: _Callable | ast.Lambda, arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> Any:
+        if self._depth >= _MOST_CALLS:
+            raise NotUnderstoodError(node.lineno, "calls itself")
+        places = [*node.args.posonlyargs, *node.args.args]
+        scope: dict[str, Any] = {one.arg: Unknown() for one in (*places, *node.args.kwonlyargs)}
+        defaults = node.args.defaults
+        for one, default in zip(places[len(places) - len(defaults) :], defaults, strict=True):
+            scope[one.arg] = self.value(default)
+        for one, given in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+            if given is not None:
+                scope[one.arg] = self.value(given)
+        scope |= {one.arg: value for one, value in zip(places, arguments, strict=False)}
+        scope |= named
+        for one in places:
+            if one.annotation is not None and "INetworkDefinition" in ast.unparse(one.annotation):
+                scope[one.arg] = NetworkValue()
+        before, self.scopes = self.scopes, [self.scopes[0], scope]
+        if self._derived:
+            self._derived.append(frozenset(scope) | _stored_in(node))
+        self._depth += 1
+        try:
+            if isinstance(node, ast.Lambda):
+                return self.value(node.body)
+            self._run(node.body)
+        except _JumpError as jump:
+            return jump.value
+        finally:
+            self.scopes = before
+            self._depth -= 1
+            if self._derived:
+                self._derived.pop()
+        return None
+
+    def act(self, layer: LayerValue, name: str, arguments: Sequence[Any], line: int) -> None:
+        """Does what a method says that changes a layer."""
+        if name == "set_output_type":
+            self._set(layer, What.OUTPUT, arguments[1], line)
+        else:
+            what = What.OUTPUT if name == "reset_output_type" else What.PRECISION
+            earlier = self._last.pop((what, layer.place), None)
+            if earlier is not None:
+                del earlier.layers[layer.place]
+
+    def _set(self, owner: Any, what: What, value: Any, line: int) -> None:
+        """Notes that a line sets ``what`` of a layer."""
+        if not isinstance(owner, LayerValue):
+            if owner == Unknown(of_layer=True):
+                raise NotUnderstoodError(line, "sets a layer that is not known here")
+            return
+        precision, reason = None, "sets a type that is not known here"
+        if isinstance(value, Member):
+            precision, reason = precision_of(value.path[-1])
+        key = (line, what, precision)
+        action = self._actions.setdefault(key, _Action(what, precision, reason))
+        if self.by_number:
+            action.said = _BY_NUMBER
+        earlier = self._last.get((what, owner.place))
+        if earlier is not None and earlier.precision != precision:
+            earlier.layers.pop(owner.place, None)  # a later line replaces an earlier one
+        action.layers[owner.place] = None
+        self._last[what, owner.place] = action
+
+
+def _stored_in(node: ast.AST) -> frozenset[str]:
+    """The variables that something in ``node`` assigns."""
+    return frozenset(
+        part.id
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+    )

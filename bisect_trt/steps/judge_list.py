@@ -1,0 +1,52 @@
+"""Judges a list of another tool as a plan is judged, beside the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bisect_trt.base.outcomes import LISTED, Validation
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.validation import validate
+from bisect_trt.steps.validation_inputs import next_test
+
+
+@dataclass(frozen=True)
+class JudgedList:
+    """The worst judge's ``evaluation`` of a list's ``plan`` on the given inputs.
+
+    ``name`` is the list's file. ``validation`` is None where it misses a given input.
+    """
+
+    name: str
+    plan: PrecisionPlan
+    evaluation: Evaluation
+    validation: Validation | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of its row."""
+        return f"{LISTED} ({Path(self.name).name})"
+
+
+def judge_list(problem: Problem, context: Context) -> JudgedList | None:
+    """The list of ``--start-from`` on the given inputs; None where there is none."""
+    older = problem.older
+    if older is None or older.imported is None:
+        return None
+    plan = problem.base.with_pins(older.plan.pinned.intersection(problem.graph.names))
+    found = [judge.evaluate(plan) for judge in context.judges]
+    worst = max(found, key=lambda one: (not one.verdict.passed, one.score))
+    return JudgedList(older.imported.where, plan, worst)
+
+
+def validate_list(judged: JudgedList, problem: Problem, context: Context) -> JudgedList:
+    """``judged`` with its validation, where it passes the given inputs."""
+    if not judged.evaluation.verdict.passed:
+        return judged
+    limit_s = problem.settings.limits.refused_time_s
+    test = next_test(problem, context).within(problem, context.pace.usual_seconds, limit_s)
+    return replace(judged, validation=validate(problem, context, context.judges, judged.plan, test))
