@@ -194,7 +194,7 @@ def curve_figures(tradeoff: pd.DataFrame, choices: Sequence[Choice]) -> list[Fig
     return found
 
 
-_CURVE_HEIGHT = 180
+_CURVE_HEIGHT = 174
 LOWEST_SCORE = 1e-2
 HIGHEST_SCORE = 1e4
 """Ends of the axis of errors, in tolerances; what is beyond stands there."""
