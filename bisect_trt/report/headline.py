@@ -28,6 +28,7 @@ from bisect_trt.report.text import (
     is_nearly_all,
     layers_in_words,
     of_one_input,
+    searched_pins,
     tone,
     validation_sentences,
     why_held,
@@ -229,11 +230,11 @@ def _answer(result: Record) -> str:
         elif result.is_repaired:
             rules = ", ".join(result.repair.rules)
             kept = f"The graph is repaired ({rules}). {kept}"
-            if not result.plan.chosen:
+            if not searched_pins(result):
                 none = f"The graph is repaired ({rules}): {_held(result)}"
                 return f"{none} and the requirement is met{where}{refuted}."
         kept = f"{kept} and the requirement is met{where}{refuted}"
-        return f"{kept}; {proof_words(result)}." if result.plan.chosen else f"{kept}."
+        return f"{kept}; {proof_words(result)}." if searched_pins(result) else f"{kept}."
     meets = f"{result.precision.value.upper()} meets the requirement"
     if refuted:
         return f"{meets}{where}{refuted}."
@@ -276,7 +277,7 @@ def _kept(result: Record) -> str:
 
 def proof_words(result: Record) -> str:
     """The evidence that the pins are needed, or why they are there where none was searched."""
-    if result.plan.held and not result.plan.chosen:
+    if result.plan.held and not searched_pins(result):
         return why_held(result)
     if result.ranked:
         scores = result.layers.get("sensitivity")

@@ -142,6 +142,13 @@ def why_held(result: Record) -> str:
     return "held for the engine" if by_engine else "kept by the repair"
 
 
+def searched_pins(result: Record) -> frozenset[str]:
+    """The pinned layers that the search chose: not held, and no movers between such."""
+    pins = result.pins
+    inherited = pins["layer"][pins["inherited"].astype(bool)] if "inherited" in pins else ()
+    return result.plan.chosen.difference(map(str, inherited))
+
+
 def layers_in_words(result: Record) -> str:
     """How many layers the graph of the plan has, such as ``75 layers``."""
     count = counted(result.layer_count, "layer")

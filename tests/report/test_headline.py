@@ -155,6 +155,9 @@ def test_what_was_held_is_not_said_to_be_proved() -> None:
     some = replace(given, plan=replace(given.plan, held=frozenset([min(held)])))
     assert proof_words(some) == "each of the others proved to be needed"
     assert "(1 of them held by --keep-fp32) and" in headline(some)
+    # What stands between held layers is chosen by no search either.
+    moved = replace(some, pins=some.pins.assign(inherited=~some.pins["layer"].isin([min(held)])))
+    assert proof_words(moved) == "held by --keep-fp32"
     engine = replace(given, command="", findings=[Finding("held", "a", "no FP16 kernel")])
     assert proof_words(engine) == "held for the engine"
 
