@@ -18,12 +18,13 @@ from bisect_trt.imports.values import (
     NotUnderstoodError,
     Place,
     TensorValue,
+    TooManyTestsError,
     Unknown,
     attribute_of,
 )
 from bisect_trt.model.trt_names import NetworkLayer
 
-MOST_STEPS = 4_000_000
+MOST_STEPS = 1_500_000
 """How many parts of expressions are read before a script is given up: some ten seconds."""
 
 MOST_ITEMS = 1_000_000
@@ -141,10 +142,11 @@ class Expressions:
 
         Raises:
             NotUnderstoodError: it is about layers and cannot be read.
+            TooManyTestsError: the script takes too long to read.
         """
         self._steps += 1
         if self._steps > MOST_STEPS:
-            raise NotUnderstoodError(node.lineno, "has too many tests to be read")
+            raise TooManyTestsError(node.lineno)
         reader = getattr(self, f"read_{type(node).__name__.lower()}", None)
         if reader is None:
             return Unknown(self._mentions_layer(node))

@@ -23,6 +23,7 @@ from bisect_trt.imports.values import (
     Module,
     NetworkValue,
     NotUnderstoodError,
+    TooManyTestsError,
     Unknown,
     subjects,
 )
@@ -70,7 +71,7 @@ def read_script(text: str, where: str, graph: Graph, network: Network | None) ->
         network: what TensorRT's parser made of the model; without it the usual names are taken.
 
     Raises:
-        BadInputError: it is no Python, or sets no layer.
+        BadInputError: it is no Python, sets no layer, or has too many tests.
     """
     tree = parsed_script(text)
     if tree is None:
@@ -80,7 +81,12 @@ def read_script(text: str, where: str, graph: Graph, network: Network | None) ->
     if not sets_layers(tree):
         raise nothing_in(where, Form.SCRIPT, "layer.precision or set_output_type")
     reader = _Script(tree, text, graph, network)
-    reader.read()
+    try:
+        reader.read()
+    except TooManyTestsError as error:
+        raise BadInputError(
+            f"{where}: line {error.line}: too many tests to read; write the layers' names as a list"
+        ) from error
     notes = [*reader.notes(), *_of_flags(text)]
     entries = list(reader.entries())
     return Listing(Form.SCRIPT, entries, _base_of(text), tuple(notes), sequential=True)
