@@ -36,6 +36,7 @@ OTHERS = {
         "--maxShapes",
         "--tuneBuildRoutes",
         "--layerPrecisions",
+        "--layerOutputTypes",
     },
     "tensorrt_rtx": {
         "--onnx",
@@ -45,6 +46,7 @@ OTHERS = {
         "--runtimeCacheFile",
     },
     "tritonserver": {"--model-repository"},
+    "modelopt": {"--nodes_to_exclude", "--op_types_to_exclude"},
     "polygraphy": {"--save-inputs"},
 }
 """Options of other tools that pages speak of, from those tools' documentation."""
