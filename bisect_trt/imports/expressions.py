@@ -137,6 +137,14 @@ class Expressions:
         """Does what a method says that changes a layer."""
         raise NotImplementedError
 
+    def depends(self, node: ast.expr, value: Any) -> bool:
+        """Whether a layer decides the unknown ``value`` of ``node``."""
+        raise NotImplementedError
+
+    def assume(self, node: ast.expr) -> None:
+        """Notes that a test that no layer decides is taken as true."""
+        raise NotImplementedError
+
     def value(self, node: ast.expr) -> Any:
         """What ``node`` gives; :class:`Unknown` where only running it would show.
 
@@ -309,15 +317,22 @@ class Expressions:
 
     def read_boolop(self, node: ast.BoolOp) -> Any:
         """``and`` and ``or``; an unknown part does not matter where another one decides."""
-        decides, unknown = isinstance(node.op, ast.Or), None
-        value: Any = None
+        decides, value = isinstance(node.op, ast.Or), None
+        unknown: list[tuple[ast.expr, Any]] = []
         for part in node.values:
             value = self.value(part)
             if isinstance(value, Unknown):
-                unknown = Unknown(value.of_layer or (unknown is not None and unknown.of_layer))
+                unknown.append((part, value))
             elif bool(value) is decides:
                 return value
-        return value if unknown is None else unknown
+        if not unknown:
+            return value
+        of_layer = any(self.depends(part, its) for part, its in unknown)
+        if decides or of_layer or len(unknown) == len(node.values):
+            return Unknown(of_layer)
+        for part, _ in unknown:
+            self.assume(part)
+        return True
 
     def read_ifexp(self, node: ast.IfExp) -> Any:
         """``a if test else b``."""
