@@ -18,12 +18,13 @@ from bisect_trt.imports.values import (
     NotUnderstoodError,
     Place,
     TensorValue,
+    TooManyTestsError,
     Unknown,
     attribute_of,
 )
 from bisect_trt.model.trt_names import NetworkLayer
 
-MOST_STEPS = 4_000_000
+MOST_STEPS = 1_500_000
 """How many parts of expressions are read before a script is given up: some ten seconds."""
 
 MOST_ITEMS = 1_000_000
@@ -136,15 +137,24 @@ class Expressions:
         """Does what a method says that changes a layer."""
         raise NotImplementedError
 
+    def depends(self, node: ast.expr, value: Any) -> bool:
+        """Whether a layer decides the unknown ``value`` of ``node``."""
+        raise NotImplementedError
+
+    def assume(self, node: ast.expr) -> None:
+        """Notes that a test that no layer decides is taken as true."""
+        raise NotImplementedError
+
     def value(self, node: ast.expr) -> Any:
         """What ``node`` gives; :class:`Unknown` where only running it would show.
 
         Raises:
             NotUnderstoodError: it is about layers and cannot be read.
+            TooManyTestsError: the script takes too long to read.
         """
         self._steps += 1
         if self._steps > MOST_STEPS:
-            raise NotUnderstoodError(node.lineno, "has too many tests to be read")
+            raise TooManyTestsError(node.lineno)
         reader = getattr(self, f"read_{type(node).__name__.lower()}", None)
         if reader is None:
             return Unknown(self._mentions_layer(node))
@@ -307,15 +317,22 @@ class Expressions:
 
     def read_boolop(self, node: ast.BoolOp) -> Any:
         """``and`` and ``or``; an unknown part does not matter where another one decides."""
-        decides, unknown = isinstance(node.op, ast.Or), None
-        value: Any = None
+        decides, value = isinstance(node.op, ast.Or), None
+        unknown: list[tuple[ast.expr, Any]] = []
         for part in node.values:
             value = self.value(part)
             if isinstance(value, Unknown):
-                unknown = Unknown(value.of_layer or (unknown is not None and unknown.of_layer))
+                unknown.append((part, value))
             elif bool(value) is decides:
                 return value
-        return value if unknown is None else unknown
+        if not unknown:
+            return value
+        of_layer = any(self.depends(part, its) for part, its in unknown)
+        if decides or of_layer or len(unknown) == len(node.values):
+            return Unknown(of_layer)
+        for part, _ in unknown:
+            self.assume(part)
+        return True
 
     def read_ifexp(self, node: ast.IfExp) -> Any:
         """``a if test else b``."""

@@ -15,6 +15,7 @@ _SAID = {
     Match.MISSING: "not in that model; it has the type of its neighbours",
     Match.ADDED: "the tool added this node; the model has no such layer",
 }
+_CONVERTS = "the tool added this Cast, which only converts a type"
 
 
 def import_mixed(path: Path, graph: Graph, of: str) -> ImportedList:
@@ -25,6 +26,7 @@ def import_mixed(path: Path, graph: Graph, of: str) -> ImportedList:
     """
     mixed = load_mixed(path, graph, of)
     layers = {layer.name for layer in graph.layers_at(mixed.precision)}
+    casts = {name for node, name in Graph(mixed.proto).named_nodes() if node.op_type == "Cast"}
     rows = []
     for found in mixed.nodes:
         if found.how is not Match.ADDED and found.layer not in layers:
@@ -34,6 +36,10 @@ def import_mixed(path: Path, graph: Graph, of: str) -> ImportedList:
         if not kept and not said:
             continue  # reduced, as all that a list does not name
         precision = Precision.FP32 if kept else mixed.precision
+        if found.how is Match.ADDED and found.node in casts:
+            entry = Entry(By.NODE, found.node, mixed.precision, What.OUTPUT)
+            rows.append(MappedEntry(entry, Status.MAPPED, said=_CONVERTS))
+            continue
         if found.how is Match.ADDED:
             entry = Entry(By.NODE, found.node, None, What.OUTPUT, refused=said)
             rows.append(MappedEntry(entry, Status.REFUSED, said=said))

@@ -23,6 +23,7 @@ from bisect_trt.imports.values import (
     Module,
     NetworkValue,
     NotUnderstoodError,
+    TooManyTestsError,
     Unknown,
     subjects,
 )
@@ -70,7 +71,7 @@ def read_script(text: str, where: str, graph: Graph, network: Network | None) ->
         network: what TensorRT's parser made of the model; without it the usual names are taken.
 
     Raises:
-        BadInputError: it is no Python, or sets no layer.
+        BadInputError: it is no Python, sets no layer, or has too many tests.
     """
     tree = parsed_script(text)
     if tree is None:
@@ -80,7 +81,12 @@ def read_script(text: str, where: str, graph: Graph, network: Network | None) ->
     if not sets_layers(tree):
         raise nothing_in(where, Form.SCRIPT, "layer.precision or set_output_type")
     reader = _Script(tree, text, graph, network)
-    reader.read()
+    try:
+        reader.read()
+    except TooManyTestsError as error:
+        raise BadInputError(
+            f"{where}: line {error.line}: too many tests to read; write the layers' names as a list"
+        ) from error
     notes = [*reader.notes(), *_of_flags(text)]
     entries = list(reader.entries())
     return Listing(Form.SCRIPT, entries, _base_of(text), tuple(notes), sequential=True)
@@ -307,10 +313,10 @@ class _Script(Expressions):
         if not isinstance(test, Unknown):
             self._run(node.body if test else node.orelse)
             return
-        if not (test.of_layer or self._is_derived(node.test)):
+        if not self.depends(node.test, test):
             taken = next((b for b in (node.body, node.orelse) if self._acts(b)), None)
             if taken is not None:
-                self._assumed[node.lineno] = ast.unparse(node.test)
+                self.assume(node.test)
                 self._run(taken)
             return
         jumps = any(
@@ -326,8 +332,14 @@ class _Script(Expressions):
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
                 self.bind(part, Unknown(of_layer=True))
 
-    def _is_derived(self, node: ast.AST) -> bool:
-        """Whether ``node`` mentions what a loop over layers has computed."""
+    def assume(self, node: ast.expr) -> None:
+        """Notes that a test that no layer decides is taken as it sets layers."""
+        self._assumed[node.lineno] = ast.unparse(node)
+
+    def depends(self, node: ast.expr, value: Any) -> bool:
+        """Whether a layer, or what a loop over layers has computed, decides ``value``."""
+        if value == Unknown(of_layer=True):
+            return True
         names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
         return any(not names.isdisjoint(derived) for derived in self._derived)
 

@@ -17,6 +17,7 @@ _OPTION = re.compile(
     rf"""|--({_NAMES})=((?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])*)""",
     re.DOTALL,
 )
+_ONE_OPTION = re.compile(r"""--(?:(?! --)[^'"\n\0])*""")
 _FLAG = re.compile(r"(?<![\w-])--(fp16|bf16|int8|fp8|best|noTF32)\b")
 _QUOTED = re.compile(r"""'([^']*)'|"([^"]*)"|\\(.)""", re.DOTALL)
 _WHAT = {"layerPrecisions": What.PRECISION, "layerOutputTypes": What.OUTPUT}
@@ -57,13 +58,16 @@ def read_trtexec(text: str, where: str) -> Listing:
 
 
 def _rank(entry: Entry) -> tuple[bool, bool]:
-    """Whole names count before patterns; which of several patterns counts is not defined."""
-    return entry.by is By.NAME, entry.precision is Precision.FP32
+    """Whole names count before patterns. Which of two patterns counts is not defined: FP32 here."""
+    is_name = entry.by is By.NAME
+    return is_name, not is_name and entry.precision is Precision.FP32
 
 
 def _options(text: str, first_line: int) -> Iterator[tuple[str, str, int]]:
     """The options of precision in ``text``, each with its value and its line."""
     joined = text.replace("\r\n", "\n").replace("\\\n", _JOINED)
+    if _ONE_OPTION.fullmatch(joined):  # its quotes are gone already
+        joined = f'"{joined}"'
     line, counted = first_line, 0
     for found in _OPTION.finditer(joined):
         passed = joined[counted : found.start()]
@@ -111,11 +115,11 @@ def _notes(flags: set[str], constraints: list[str]) -> Iterator[str]:
 def _of_repeated(repeated: list[Entry], entries: dict[tuple[What, str], Entry]) -> Iterator[str]:
     """What is said of names that are listed several times."""
     if repeated:
-        many = len(repeated)
-        yield f"{many} repeated entries, such as {repeated[0].text[:80]!r}; the last of each counts"
+        first = repeated[0].text[:80]
+        yield f"{len(repeated):,} repeated entries, such as {first!r}; the last of each counts"
     other = [e for e in repeated if e.precision != entries[(e.what, e.text)].precision]
     if other:
-        yield f"{len(other)} of them have another type before, such as {other[0].text[:80]!r}"
+        yield f"{len(other):,} of them have another type before, such as {other[0].text[:80]!r}"
 
 
 def _strings_of_python(text: str) -> list[tuple[int, str]]:

@@ -22,6 +22,14 @@ class NotUnderstoodError(Exception):
         self.reason = reason
 
 
+class TooManyTestsError(Exception):
+    """A script that would take too long to read; ``line`` is where it was given up, from 1."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
 @dataclass(frozen=True)
 class Unknown:
     """A value that only running the script would show; ``of_layer`` if a layer decides it."""

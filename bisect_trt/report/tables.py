@@ -352,7 +352,9 @@ def _choice_in_words(choice: Choice, rules: Sequence[str], precision: str) -> st
         kept = f"{counted(len(choice.pinned), 'layer')} in FP32"
         return f"{kept} (knee)" if choice.name == KNEE else kept
     words = choice.in_words(rules)
-    return words if len(words) <= MAX_CHOICE_NAME else f"{choice.name} ({len(rules)} rules)"
+    if len(words) <= MAX_CHOICE_NAME or not choice.repaired:
+        return words
+    return f"{choice.name} ({len(rules)} rules)"
 
 
 def _worst_errors(only: Requirement | None, scores: Sequence[float]) -> tuple[str, list[str]]:

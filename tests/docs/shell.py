@@ -39,6 +39,7 @@ OTHERS = {
         "--profilingVerbosity",
         "--exportLayerInfo",
         "--exportProfile",
+        "--layerOutputTypes",
     },
     "tensorrt_rtx": {
         "--onnx",
@@ -48,6 +49,7 @@ OTHERS = {
         "--runtimeCacheFile",
     },
     "tritonserver": {"--model-repository"},
+    "modelopt": {"--nodes_to_exclude", "--op_types_to_exclude"},
     "polygraphy": {"--save-inputs"},
 }
 """Options of other tools that pages speak of, from those tools' documentation."""

@@ -1,0 +1,219 @@
+"""Build scripts are read by their syntax; what is not understood is named with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision
+from bisect_trt.imports.entries import Listing
+from bisect_trt.imports.mapping import ImportedList, Status, map_listing
+from bisect_trt.imports.script import read_script
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.trt_names import Network, TrtNames
+from bisect_trt.runners.tensorrt.network import parsed_network
+from fixtures.encoders import encoder_layernorm
+
+GRAPH = Graph(encoder_layernorm().model)
+NETWORK = parsed_network(GRAPH.proto, "tensorrt_rtx")[0]
+NAMES = [layer.name for layer in GRAPH.layers]
+NORMS = frozenset(layer.name for layer in GRAPH.layers if layer.op == "LayerNormalization")
+
+
+def listing(script: str, network: Network | None = NETWORK) -> Listing:
+    return read_script(script, "build.py", GRAPH, network)
+
+
+def read(script: str, network: Network | None = NETWORK) -> ImportedList:
+    return map_listing(listing(script, network), TrtNames(GRAPH, network), GRAPH, "build.py")
+
+
+def loop(test: str) -> str:
+    return f"for layer in network:\n    if {test}:\n        layer.precision = trt.float32\n"
+
+
+def ending(*ends: str) -> frozenset[str]:
+    return frozenset(name for name in NAMES if name.endswith(ends))
+
+
+@pytest.mark.parametrize(
+    ("test", "kept"),
+    [
+        ("layer.type == trt.LayerType.NORMALIZATION", NORMS),
+        ("layer.type in {trt.LayerType.NORMALIZATION}", NORMS),
+        ("layer.type.name == 'NORMALIZATION'", NORMS),
+        ("str(layer.type).endswith('NORMALIZATION')", NORMS),
+        ("getattr(layer, 'type') == getattr(trt.LayerType, 'NORMALIZATION')", NORMS),
+        (f"layer.name == {NAMES[0]!r}", {NAMES[0]}),
+        (f"layer.name in {NAMES[:3]!r}", set(NAMES[:3])),
+        (f"layer.name in {{ {NAMES[0]!r}: 1 }}", {NAMES[0]}),
+        ("layer.name.endswith(('/Softmax', '/Add'))", ending("/Softmax", "/Add")),
+        ("any(layer.name.endswith(e) for e in ['/Softmax'])", ending("/Softmax")),
+        ("any(e in layer.name.lower() for e in ('softmax', 'none'))", ending("/Softmax")),
+        ("not all(c != 'S' for c in layer.name[-7:])", ending("/Softmax")),
+        ("re.search(r'Soft.ax$', layer.name)", ending("/Softmax")),
+        ("re.match(r'.*/Softmax', layer.name) is not None", ending("/Softmax")),
+        ("layer.name.split('/')[-1] == 'Softmax'", ending("/Softmax")),
+        ("(lambda n: n.endswith('Softmax'))(layer.name)", ending("/Softmax")),
+        (
+            "layer.name == f'/encoder/layers.{1}/attention/Softmax'",
+            {"/encoder/layers.1/attention/Softmax"},
+        ),
+        ("'Softmax' in layer.metadata", ending("/Softmax")),
+        ("layer.get_output(0).name == 'nothing'", set()),
+        ("False and unknown_function(layer)", set()),
+    ],
+)
+def test_the_usual_tests_of_layers(test: str, kept: set[str]) -> None:
+    imports = "import re\nimport tensorrt as trt\n"
+    if not kept:
+        assert all(row.status is Status.REFUSED for row in read(imports + loop(test)).rows)
+        return
+    found = read(imports + loop(test))
+    assert found.plan.pinned == kept
+    assert found.rows_of(Status.REFUSED) == ()
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "layer.name in open('names.txt').read()",
+        "layer.name in json.load(open('names.json'))",
+        "layer.op == trt.ElementWiseOperation.POW",
+        "getattr(layer, 'op', None) == trt.ElementWiseOperation.POW",
+        "is_bad(layer)",
+        "NAMES.get(layer.name)",
+        "layer.get_input(0).name == 'x'",
+        "layer.get_output(0).shape[0] == 1",
+        "layer.name.endswith('a' * 10**9)",
+        "layer.name[0][5] == 'a'",
+        "-layer.name == 1",
+    ],
+)
+def test_a_test_that_is_not_understood_is_named_with_its_line(test: str) -> None:
+    script = loop(test) + loop("layer.type == trt.LayerType.NORMALIZATION")
+    found = read(script)
+    assert found.plan.pinned == NORMS
+    (row,) = found.rows_of(Status.REFUSED)
+    assert row.entry.line == 2 and row.said
+
+
+def test_a_test_that_no_layer_decides_is_taken_and_said() -> None:
+    script = (
+        "def build(args):\n  network = builder.create_network(1)\n  if args.fp16:\n"
+        "    for i in range(network.num_layers):\n      layer = network.get_layer(i)\n"
+        "      if args.keep and layer.type == trt.LayerType.NORMALIZATION:\n"
+        "        layer.precision = trt.float32\n"
+        "  return builder.build_serialized_network(network, config)\n"
+    )
+    found = read(script)
+    assert found.plan.pinned == NORMS
+    assert "line 3: taken as it sets layers: args.fp16" in found.notes
+    assert "line 6: taken as it sets layers: args.keep" in found.notes
+    either = read(script.replace("args.keep and", "args.keep or"))
+    assert [row.entry.line for row in either.rows_of(Status.REFUSED)] == [6]
+
+
+def test_helpers_are_followed_and_the_rest_is_left_out() -> None:
+    script = """
+import tensorrt as trt
+KEPT = ["/a"] + ["Softmax"]
+
+class Builder:
+    def is_kept(self, name):
+        return False
+
+def kept(name, ends=("Normalization",)):
+    for end in (*KEPT, *ends):
+        if name.endswith(end):
+            return True
+    return False
+
+def pin(layer):
+    layer.precision = trt.float32
+    for i in range(layer.num_outputs):
+        layer.set_output_type(i, trt.float32)
+
+def main(path):
+    logger = trt.Logger(trt.Logger.INFO)
+    with trt.Builder(logger) as builder, builder.create_network() as network:
+        count = 0
+        for index, layer in enumerate(network):
+            if not kept(layer.name):
+                continue
+            print(index, layer.name)
+            pin(layer)
+            count += 1
+        logger.log(trt.Logger.INFO, f"{count} layers")
+
+if __name__ == "__main__":
+    main("m.onnx")
+"""
+    assert read(script).plan.pinned == NORMS | ending("Softmax")
+
+
+def test_a_later_line_replaces_an_earlier_one() -> None:
+    script = loop("True") + loop("layer.name.endswith('Softmax')").replace("32", "16")
+    assert read(script).plan.pinned == frozenset(NAMES) - ending("Softmax")
+    script = loop("True") + "for layer in network:\n    layer.reset_precision()\n"
+    assert read(script).plan.pinned == frozenset()
+
+
+def test_numbers_of_layers_are_said_and_need_the_parser() -> None:
+    script = "for i in range(10, 30):\n    network.get_layer(i).precision = trt.float32\n"
+    found = read(script)
+    (row,) = found.rows
+    assert row.status is Status.WIDENED and "number differently" in row.said
+    (entry,) = listing(script, None).entries
+    assert "needs TensorRT's parser" in entry.refused
+
+
+def test_without_the_parser_types_are_those_of_operators() -> None:
+    script = loop("layer.type == trt.LayerType.NORMALIZATION") + loop("'Softmax' in layer.name")
+    assert read(script, None).plan.pinned == NORMS | ending("Softmax")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while True:\n    network.get_layer(0).precision = trt.float32\n",
+        "def f(x):\n    f(x)\n    x.precision = trt.float32\nfor x in network:\n    f(x)\n",
+        "for layer in layers_of(network):\n    layer.precision = trt.float32\n",
+        loop("layer.name in [x for x in range(10**9)]"),
+        loop("(" * 90 + "layer.name" + ")" * 90 + " in unknown"),
+        "for layer in network:\n    layer.precision = choose(layer)\n",
+    ],
+)
+def test_what_cannot_be_followed_is_refused_in_seconds(body: str) -> None:
+    entries = listing("import tensorrt as trt\n" + body).entries
+    assert entries and all(entry.precision is None and entry.refused for entry in entries)
+
+
+def test_too_many_tests_are_refused_with_the_line() -> None:
+    with pytest.raises(BadInputError, match=r"build\.py: line 2: too many tests to read"):
+        listing(loop("any(n in layer.name for n in [str(i) for i in range(99999)])"))
+
+
+def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    script = f"open({str(made)!r}, 'w')\n__import__('os').system('touch {made}')\n"
+    read(script + loop("layer.type == trt.LayerType.NORMALIZATION"))
+    assert not made.exists()
+
+
+def test_the_base_and_the_constraints_are_the_builder_s() -> None:
+    script = "config.set_flag(trt.BuilderFlag.BF16)\n" + loop("True")
+    assert listing(script).base is Precision.BF16
+    assert "without OBEY_PRECISION_CONSTRAINTS" in " ".join(listing(script).notes)
+    assert "FP16 is taken" in " ".join(listing(script + "trt.BuilderFlag.FP16\n").notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("def (", "no Python"), ("x = 1\n", "no layer.precision or set_output_type")],
+)
+def test_other_texts_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(BadInputError, match=reason):
+        listing(text)
