@@ -130,10 +130,23 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What of an answer changed, a line each; measurements do not count."""
     keys = [key for key in {**before, **after} if key not in _MEASURED]
     return [
-        f"{key}: {before.get(key)} -> {after.get(key)}"
+        f"{key}: {_change(before.get(key), after.get(key))}"
         for key in keys
         if before.get(key) != after.get(key)
     ]
+
+
+def _change(before: Any, after: Any) -> str:
+    """How one value became another: of lists and tables what came (+) and went (-)."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        texts = ((name, before.get(name, ""), after.get(name, "")) for name in names)
+        return "; ".join(f"{n} {_change(b.split(','), a.split(','))}" for n, b, a in texts)
+    if isinstance(before, list) and isinstance(after, list):
+        came = [f"+{item}" for item in after if item not in before]
+        gone = [f"-{item}" for item in before if item not in after]
+        return " ".join([*came, *gone]) or "another order"
+    return f"{before} -> {after}"
 
 
 def main() -> int:
