@@ -312,7 +312,7 @@ def mark_command(**given: Any) -> None:
     "Output",
     "--format",
     "form",
-    type=Word(["onnx", "trtexec", "polygraphy"]),
+    type=Word(["onnx", "trtexec", "polygraphy", "autocast", "onnxruntime"]),
     required=True,
     help="What to write.",
 )
@@ -331,10 +331,56 @@ def mark_command(**given: Any) -> None:
     help="Another row of the plan's choices, such as repaired, plan, BF16 or FP32.",
 )
 def export_command(**given: Any) -> None:
-    """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
+    """Write a plan as typed ONNX, trtexec arguments, a polygraphy script, or as the arguments of
+    AutoCast's and ONNX Runtime's converters.
+    """
     from bisect_trt import commands
 
     commands.export_command(**given)
+
+
+@click.command(
+    "built",
+    cls=ToolCommand,
+    short_help="Say which precisions an engine really has.",
+    examples=(
+        "built layers.json --model model.onnx --plan reports/model-fp16",
+        "built layers.json --profile times.json --json",
+        "built model.engine --model model.onnx --load --run",
+    ),
+)
+@click.argument("engine", type=NamedPath())
+@grouped(
+    "Input", "--model", type=NamedPath(), help="The ONNX model that the engine was built from."
+)
+@grouped(
+    "Input",
+    "--plan",
+    type=NamedPath(),
+    help="A plan.json or a run's folder: name the layers that the engine has otherwise.",
+)
+@grouped(
+    "Input",
+    "--profile",
+    type=NamedPath(),
+    help="The times of the layers, as trtexec --exportProfile writes them.",
+)
+@grouped(
+    "Hardware",
+    "--load",
+    is_flag=True,
+    help="Load ENGINE, in a process of its own. That can run code that is in the file.",
+)
+@grouped("Hardware", "--run", is_flag=True, help="Execute the loaded engine to time its layers.")
+@JSON
+@QUIET
+def built_command(**given: Any) -> None:
+    """The shares of tensors, layers and time in FP16, FP32 and BF16 of ENGINE. ENGINE is the JSON
+    of trtexec --exportLayerInfo, or an engine with --load. Exit code 1 if a plan is not honoured.
+    """
+    from bisect_trt import commands
+
+    commands.built_command(**given)
 
 
 @click.command(
@@ -521,6 +567,7 @@ for command in (
     inspect_command,
     mark_command,
     export_command,
+    built_command,
     import_command,
     repair_command,
     reduce_command,

@@ -22,6 +22,7 @@ from bisect_trt.imports.entries import Form
 from bisect_trt.imports.mapping import Status
 from bisect_trt.imports.read import plan_json
 from bisect_trt.metrics.time_limits import parse_time_limits, saying_what_is_held
+from bisect_trt.model.block_lists import BLOCK_LISTS, WRITTEN_OUT
 from bisect_trt.model.inspection import inspect_model
 from bisect_trt.model.lifted import lifted_form, load_source
 from bisect_trt.model.load import load_model
@@ -32,6 +33,7 @@ from bisect_trt.model.weak_typing import OF_FUNCTIONS, polygraphy_script, trtexe
 from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, repair, run
 from bisect_trt.reduction.reduce import Reduced, result_folder
 from bisect_trt.report import terminal
+from bisect_trt.report.built import built_page, built_record, exit_code
 from bisect_trt.report.diff import as_page, diff_record, diff_runs, write_diff
 from bisect_trt.report.exits import ended_by, guarded, output
 from bisect_trt.report.files import to_json, write_documents, write_verification
@@ -50,6 +52,7 @@ from bisect_trt.report.record import read_run
 from bisect_trt.report.reduced import as_record, cures_as_json
 from bisect_trt.runners.doctor import examine
 from bisect_trt.settings import Settings
+from bisect_trt.steps.built import read_built
 from bisect_trt.steps.estimate import estimate
 from bisect_trt.steps.import_plan import import_plan, older_plan
 from bisect_trt.steps.open_runners import idle_options
@@ -205,6 +208,9 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
     return 0
 
 
+_BY_NAMES = {"trtexec": trtexec_arguments, "polygraphy": polygraphy_script}
+
+
 @guarded
 def export_command(
     model: Path, plan_path: Path, choice: str | None, form: str, target: Path | None
@@ -232,14 +238,13 @@ def export_command(
             save_model(to_typed(graph, plan), target)
             return 0
         if loaded.written_out and plan.base.is_storage and plan.pinned:
-            raise BadInputError(OF_FUNCTIONS)
+            raise BadInputError(WRITTEN_OUT if form in BLOCK_LISTS else OF_FUNCTIONS)
         if source.lifted is not None:
             raise BadInputError(
                 f"--format {form}: {model} is {source.lifted.precision.value.upper()} in the "
-                "source already, so weak typing cannot keep its layers in FP32; use --format onnx"
+                "source already, so names alone cannot keep its layers in FP32; use --format onnx"
             )
-        write = trtexec_arguments if form == "trtexec" else polygraphy_script
-        text = write(graph, plan)
+        text = {**_BY_NAMES, **BLOCK_LISTS}[form](graph, plan)
     if loaded.path != model:  # the layers have names of the repaired model
         has = "whose weights are rounded to fit and " if saved.form.fitted else ""
         message = f"note: build from {loaded.path}, {has}whose layers it names"
@@ -250,6 +255,25 @@ def export_command(
     with output(is_product=True):
         click.echo(text)
     return 0
+
+
+@guarded
+def built_command(
+    engine: Path,
+    model: Path | None,
+    plan: Path | None,
+    profile: Path | None,
+    load: bool,
+    run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Prints what an engine was built as, and what of a plan it does not honour."""
+    with terminal.progress(quiet=quiet) as observer:
+        built = read_built(engine, model, plan, profile, load=load, run=run, observer=observer)
+    page = built_page(built)
+    _print(built_record(built), terminal.print_page, page, as_json=as_json, quiet=quiet)
+    return exit_code(built)
 
 
 @guarded

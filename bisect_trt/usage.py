@@ -48,6 +48,7 @@ class Word(click.Choice[str]):
 
 
 _TOLERANCE = "write --requirement 'atol=1e-3,rtol=1e-3'"
+_METRIC = "write --requirement 'max_abs<=1e-3'"
 _INPUTS = "write --input FILE, once for each"
 _MODEL = "write the model's path without an option"
 
@@ -57,6 +58,10 @@ HINTS: Mapping[str, tuple[str, str]] = {
     "--tf32": ("--precision", "write --precision tf32"),
     "--atol": ("--requirement", _TOLERANCE),
     "--rtol": ("--requirement", _TOLERANCE),
+    "--tolerance": ("--requirement", _METRIC),
+    "--tol": ("--requirement", _METRIC),
+    "--threshold": ("--requirement", _METRIC),
+    "--metrics": ("--requirement", f"{_METRIC}, which names the metric"),
     "--inputs": ("--input", _INPUTS),
     "--load-inputs": ("--input", _INPUTS),
     "--loadInputs": ("--input", _INPUTS),
@@ -152,7 +157,13 @@ class InputsCommand(ToolCommand):
         args = in_todays_words(args)
         given = [o for o in ("--input", "--holdout") if any(word.startswith(o) for word in args)]
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, list(args))
+        except click.MissingParameter as error:
+            unread = self._unread(ctx, args)
+            if error.param is None or error.param.name != "inputs" or not unread:
+                raise
+            names = " ".join(f"--input {shlex.quote(word)}" for word in unread)
+            raise click.UsageError(f"Missing option '--input': write {names}", ctx) from error
         except click.UsageError as error:
             # Subclasses, such as NoSuchOption, have other causes.
             if type(error) is click.UsageError and given and "extra argument" in error.message:
@@ -163,6 +174,11 @@ class InputsCommand(ToolCommand):
                 )
                 raise click.UsageError(message, ctx) from error
             raise
+
+    def _unread(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
+        """The words that are neither options nor the model."""
+        _, words, _ = self.make_parser(ctx).parse_args(list(args))
+        return words
 
 
 class ToolGroup(click.Group):

@@ -256,3 +256,26 @@ def test_a_pattern_that_the_shell_made_words_of_is_explained(tmp_path: Path) -> 
     assert result.exit_code == 2
     assert "extra arguments (more.npz most.npz). Each --input is one file, folder" in words
     assert "Each" not in call("inspect", str(tmp_path / "m.onnx"), "more.npz").output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "m.onnx", "real"), "Missing option '--input': write --input real"),
+        (("compare", "m.onnx", "a b", "c"), "write --input 'a b' --input c"),
+        (("run", "m.onnx"), "Missing option '--input'."),
+        (("run", "m.onnx", "--input", "m.onnx"), "m.onnx: a model, not an input; give an .npz"),
+        (("run", "m.onnx", "--input", "x.npz", "--tolerance", "1"), "write --requirement 'max_abs"),
+        (("run", "m.onnx", "--input", "x.npz", "--threshold=1"), "write --requirement 'max_abs"),
+        (("run", "m.onnx", "--input", "x.npz", "--metric", "max_abs"), "or --requirement for a k"),
+        (("run", "m.onnx", "--input", "x.npz", "--metrics", "max_abs"), "which names the metric"),
+        (("verify", "m.onnx", "--input", "x.npz"), "such as reports/MODEL-fp16/plan.json"),
+    ],
+)
+def test_a_slip_is_told_what_to_write(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files(encoder_decomposed(), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    result = call(*words)
+    assert result.exit_code == 2 and said in " ".join(result.output.split())

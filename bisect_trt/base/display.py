@@ -20,10 +20,10 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 undo it."""
 
 
-def some_of(names: Sequence[str], most: int = 4) -> str:
+def some_of(names: Sequence[str], most: int = 4, between: str = ", ") -> str:
     """The first ``most`` of ``names``, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+    return f"{between.join(names[:most])}{more}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -155,7 +155,8 @@ def load_object(text: str, flag: str) -> Any:
     """
     module_name, _, name = text.rpartition(":")
     if not module_name or not name:
-        raise BadInputError(f"{flag} {text!r}: write MODULE:FUNCTION")
+        known = ", or --requirement for a known metric" if flag == "--metric" else ""
+        raise BadInputError(f"{flag} {text!r}: write MODULE:FUNCTION{known}")
     if "/" in module_name and not module_name.endswith(".py"):
         raise BadInputError(
             f"{flag} {text!r}: {module_name} is no module's name: write "

@@ -137,6 +137,10 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
                 "glob, or MODULE:FUNCTION"
             )
         for match in matches:
+            if match.suffix == ".onnx":
+                raise BadInputError(
+                    f"{match}: a model, not an input; give an .npz, .npy, .json or image file"
+                )
             if match.is_dir() or not match.exists():
                 kind = "a folder" if match.is_dir() else "a link to a file that is not there"
                 raise BadInputError(f"{match}: {kind}; give an .npz, .npy, .json or image file")

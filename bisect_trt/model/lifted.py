@@ -124,10 +124,10 @@ def _sentence(
         )
     has_bodies = any(any(subgraphs(node)) for node in reduced)
     return (
-        f"{counted(len(reduced), 'node')} of {computing} run in {name} in the source already "
-        "and are judged with their roundings. The reference has none, and the weights as "
-        f"stored. {counted(islands, 'node')} in FP32 stay so"
-        f"{'. An If, Loop or Scan is reduced as a whole' if has_bodies else ''}"
+        f"{counted(len(reduced), 'node')} of {computing} run in {name} in the source already, and "
+        f"{counted(islands, 'node')} stay in FP32. The reference runs all of them in FP32, with "
+        "the weights as stored"
+        f"{'; an If, Loop or Scan is reduced as a whole' if has_bodies else ''}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 
@@ -15,6 +16,9 @@ from bisect_trt.report.record import Record
 Shape = tuple[int, ...]
 Profile = Mapping[str, tuple[Shape, Shape, Shape]]
 
+ENGINE = "model.engine"
+"""The name of the engine that the command writes, beside the model."""
+
 
 def build_command(result: Record, *, in_folder: bool = False) -> str:
     """The command that builds the engine of the model to ship, for a POSIX shell.
@@ -25,7 +29,7 @@ def build_command(result: Record, *, in_folder: bool = False) -> str:
 
 
 def build_words(result: Record, folder: str = "") -> list[str]:
-    """The words of :func:`build_command`, for the model in ``folder``.
+    """The words of :func:`build_command`, for the model in ``folder``, where the engine goes too.
 
     TF32 is off unless the plan was judged with it, or leaves it no layer to round.
     """
@@ -35,7 +39,7 @@ def build_words(result: Record, folder: str = "") -> list[str]:
     for place, part in enumerate(("min", "opt", "max")):
         shapes = [f"{n}:{'x'.join(map(str, s[place]))}" for n, s in profile.items() if s[place]]
         words += [f"--{part}Shapes={','.join(shapes)}"] if shapes else []
-    return words
+    return [*words, f"--saveEngine={folder}{ENGINE}"]
 
 
 def why_no_tf32(result: Record) -> str:
@@ -62,14 +66,19 @@ def _is_tf32(result: Record) -> bool:
 
 
 def profile_of_inputs(result: Record) -> Profile:
-    """The smallest, first and largest shape of each input with a dynamic shape."""
+    """The smallest, median and largest shape of each input with a dynamic shape.
+
+    The median is of the given inputs in the order of their elements, all dynamic tensors together.
+    """
     if "shapes" not in result.inputs:
         return {}
     by_sample = [json.loads(shapes) for shapes in result.inputs["shapes"]]
+    # Of one input, as the axes of its tensors belong together.
+    by_sample.sort(key=lambda s: sum(math.prod(s[n]) for n in result.dynamic_inputs if n in s))
     profile = {}
     for name in result.dynamic_inputs:
         shapes = [tuple(int(d) for d in sample[name]) for sample in by_sample if name in sample]
         if shapes and len({len(shape) for shape in shapes}) == 1:
-            sizes = list(zip(*shapes, strict=True))
-            profile[name] = (tuple(map(min, sizes)), shapes[0], tuple(map(max, sizes)))
+            sizes, median = list(zip(*shapes, strict=True)), shapes[len(shapes) // 2]
+            profile[name] = (tuple(map(min, sizes)), median, tuple(map(max, sizes)))
     return profile

@@ -169,7 +169,9 @@ def curve_figures(tradeoff: pd.DataFrame, choices: Sequence[Choice]) -> list[Fig
     axis = {**_title("layers in FP32"), "tickvals": places, "ticktext": [str(t) for t in ticks]}
     alt = "Error, in tolerances, against the number of layers in FP32"
     by_layers = _by(choices, [math.log10(1.0 + n) for n in layers], np.log10(1.0 + pins), tradeoff)
-    found = [Figure("layers-plot", alt, *_with_axis(by_layers, axis), height=_CURVE_HEIGHT)]
+    endless = _endless(choices, tradeoff)
+    drawn = _with_axis(by_layers, axis, endless)
+    found = [Figure("layers-plot", alt, *drawn, height=_CURVE_HEIGHT)]
     low = choices[0].plan.base.value.upper()
     column, title = "saving_kept", f"predicted time (0 % {low}, 100 % FP32)"
     times = [c.saving_kept if c.saving_kept is not None else math.nan for c in choices]
@@ -185,17 +187,18 @@ def curve_figures(tradeoff: pd.DataFrame, choices: Sequence[Choice]) -> list[Fig
         axis = {**_title(title), **({} if is_measured else {"tickformat": ".0%"})}
         by_time = _by(choices, times, of_curve, tradeoff)
         alt = f"Error, in tolerances, against {title}"
-        data, layout = _with_axis(by_time, axis)
+        data, layout = _with_axis(by_time, axis, endless)
         # The plot above has the same lines.
         layout |= {"showlegend": False}
         found.append(Figure("time-plot", alt, data, layout, height=_CURVE_HEIGHT))
     return found
 
 
-_CURVE_HEIGHT = 180
+_CURVE_HEIGHT = 174
 LOWEST_SCORE = 1e-2
 HIGHEST_SCORE = 1e4
 """Ends of the axis of errors, in tolerances; what is beyond stands there."""
+_LINES = (("worst error", "worst_score", "solid"), ("95th percentile", "p95_score", "dot"))
 _FILLED = {"line": {"width": 0}, "opacity": 1}
 
 
@@ -210,25 +213,38 @@ def _count_ticks(most: float) -> list[int]:
     return [0, *(n for n in usual if n <= 0.6 * most), int(most)]
 
 
+def _endless(choices: Sequence[Choice], tradeoff: pd.DataFrame) -> str:
+    """What the scores are called that no axis can hold; blank where there are none."""
+    scores = [choice.worst_score for choice in choices]
+    for _, column, _ in _LINES:
+        scores += [*tradeoff.get(column, ())]
+    beyond = [score for score in scores if score >= NOTHING_ALLOWED]
+    return brief(max(beyond)) if beyond else ""
+
+
 def _by(
     choices: Sequence[Choice], places: Sequence[float], of_curve: Any, tradeoff: pd.DataFrame
 ) -> list[Trace]:
     """Lines through the curve at ``of_curve``, and the choices at ``places``."""
     scores = [choice.worst_score for choice in choices]
     known = [s for s in scores if 0.0 < s < NOTHING_ALLOWED]
-    lines = (("worst error", "worst_score", "solid"), ("95th percentile", "p95_score", "dot"))
-    for _, column, _ in lines:
+    for _, column, _ in _LINES:
         known += [s for s in tradeoff.get(column, ()) if 0.0 < s < NOTHING_ALLOWED]
-    # What is no number stands above all others. Far below the tolerance all is well: shown true to
-    # scale, FP32 would press what is near the tolerance into a line.
+    # Far below the tolerance all is well: shown true to scale, FP32 would press what is near the
+    # tolerance into a line.
     low = max(LOWEST_SCORE, min([*known, 1.0]) / 3.0)
     high = min(HIGHEST_SCORE, 3.0 * max([*known, 1.0]))
+
+    def height(score: float) -> float:
+        """Where the score stands; what is no number stands above all others."""
+        return 3.0 * high if score >= NOTHING_ALLOWED else min(max(score, low), high)
+
     data: list[Trace] = []
-    for words, column, dash in lines:
+    for words, column, dash in _LINES:
         if column not in tradeoff or len(of_curve.dropna()) < 2:
             continue
         rows = sorted(
-            (x, short(min(max(y, low), high)))
+            (x, short(height(y)))
             for x, y in zip(of_curve, tradeoff[column], strict=True)
             if not (math.isnan(x) or math.isnan(y))
         )
@@ -236,7 +252,7 @@ def _by(
         x, y = [short(row[0]) for row in rows], [row[1] for row in rows]
         data.append(_scatter(words, x, y, "lines+markers", hovertemplate="%{y:.3g}", **style))
     spots = [
-        (x, min(max(s, low), high), place)
+        (x, height(s), place)
         for place, (x, s) in enumerate(zip(places, scores, strict=True))
         if not (math.isnan(x) or math.isnan(s))
     ]
@@ -297,14 +313,18 @@ def _spot(group: Sequence[_Spot], choices: Sequence[Choice]) -> Trace:
     )
 
 
-def _with_axis(data: list[Trace], xaxis: Layout) -> tuple[list[Trace], Layout]:
-    """The traces, and a layout with the tolerance as a line."""
+def _with_axis(data: list[Trace], xaxis: Layout, endless: str) -> tuple[list[Trace], Layout]:
+    """The traces, and a layout with the tolerance as a line; ``endless`` names the axis' top."""
     values = [1.0, *(y for trace in data for y in trace["y"])]
     ends = [math.log10(min(values)), math.log10(max(values))]
     room = 0.12 * (ends[1] - ends[0]) + 0.05
-    axis = {**_log_axis("error / tolerance", values), "range": [ends[0] - room, ends[1] + room]}
+    top = ends[1] + (0.0 if endless else room)
+    axis = {**_log_axis("error / tolerance", values), "range": [ends[0] - room, top]}
     levels = _levels((1.0, "tolerance", BAD))
-    return data, {"xaxis": xaxis, "yaxis": axis, "margin": {"t": 8, "b": 36}, **levels}
+    if endless:
+        levels["annotations"].append({**levels["annotations"][0], "y": top, "text": endless})
+    # Half a mark stands above the axis.
+    return data, {"xaxis": xaxis, "yaxis": axis, "margin": {"t": 16, "b": 36}, **levels}
 
 
 _SPREAD = [f"channel_peak_{q}" for q in ("p25", "p50", "p75", "max")]

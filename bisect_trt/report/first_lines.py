@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from bisect_trt.base.display import counted, some_of
-from bisect_trt.base.outcomes import AS_IS, BF16, FP32, VANISHING, Cause, ValidationVerdict
+from bisect_trt.base.outcomes import AS_IS, BF16, VANISHING, Cause, ValidationVerdict
 from bisect_trt.base.plan import Precision
 from bisect_trt.report.build import build_command, why_no_tf32
 from bisect_trt.report.choices import recommended
@@ -22,7 +22,12 @@ from bisect_trt.report.headline import (
 )
 from bisect_trt.report.record import Record
 from bisect_trt.report.tables import pins_by_effect
-from bisect_trt.report.text import tested_words, validation_sentences
+from bisect_trt.report.text import (
+    given_layers,
+    layers_in_words,
+    tested_words,
+    validation_sentences,
+)
 
 SEPARATOR = " \u00b7 "
 
@@ -67,18 +72,18 @@ def verdict_line(result: Record) -> str:
 def _how(result: Record) -> str:
     """What was done to pass."""
     chosen = recommended(result.choice_rows)
-    pins, layers = len(result.pinned), result.layer_count
+    pins = len(result.pinned)
     if result.cause is Cause.TF32:
         return "in FP32 with TF32 off"
     if chosen is not None and chosen.name == BF16:
         return "in BF16"
-    if result.plan.base is Precision.FP32 or pins == layers:
+    if result.plan.base is Precision.FP32 or pins == result.layer_count:
         return "in FP32"
     changed = ["after repair"] if result.is_repaired else []
     changed += ["with weights fitted"] if result.is_fitted else []
     if pins:
         joined = "and" if result.is_fitted else "with"
-        changed.append(f"{joined} {pins} of {counted(layers, 'layer')} in FP32")
+        changed.append(f"{joined} {pins} of {layers_in_words(result)} in FP32")
     return " ".join(changed) or f"in {result.precision.value.upper()} as it is"
 
 
@@ -89,9 +94,7 @@ def facts_line(result: Record) -> str:
     if result.engine is not None:
         is_timed = any(row.latency_ms is not None for row in result.choice_rows)
         judge = f"judged {'and timed ' if is_timed else ''}on {result.runner}"
-    # The answer's own count is that of the repaired graph, where there is one.
-    layers = next((len(c.pinned) for c in result.choice_rows if c.name == FP32), result.layer_count)
-    counts = [counted(layers, "layer"), counted(len(result.samples), "input")]
+    counts = [counted(given_layers(result), "layer"), counted(len(result.samples), "input")]
     return SEPARATOR.join([name, *counts, judge, ", ".join(result.requirements)])
 
 

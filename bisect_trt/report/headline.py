@@ -23,11 +23,15 @@ from bisect_trt.metrics.statistics import copies_needed
 from bisect_trt.report.choices import recommended
 from bisect_trt.report.record import Record
 from bisect_trt.report.text import (
+    given_layers,
     is_lifted,
     is_nearly_all,
+    layers_in_words,
     of_one_input,
+    searched_pins,
     tone,
     validation_sentences,
+    why_held,
 )
 
 MIN_PINS_FOR_ADVICE = 8
@@ -57,6 +61,14 @@ def next_step(result: Record) -> str:
 
 def next_steps(result: Record) -> list[str]:
     """What the user can do next, the best first; empty where the answer is good."""
+    steps = _steps(result)
+    if is_lifted(result) and not (result.interrupted or result.out_of_time):
+        steps.insert(0, "give the FP32 model that it was made from")
+    return steps
+
+
+def _steps(result: Record) -> list[str]:
+    """What else than another model the user can try, the best first."""
     how = tone(result)
     advice = _odd_inputs(result) or _fewer_pins(result)
     if how == "ok":
@@ -211,17 +223,18 @@ def _answer(result: Record) -> str:
     if result.cause is not Cause.NONE:
         kept = _kept(result)
         if result.is_fitted:
-            kept = f"Round the weights to fit and {kept[0].lower()}{kept[1:]}"
+            kept = f"The weights are rounded to fit. {kept}"
             if not result.pinned:
-                none = "Round the weights to fit: no layer needs FP32"
+                none = "The weights are rounded to fit: no layer needs FP32"
                 return f"{none} and the requirement is met{where}{refuted}."
         elif result.is_repaired:
             rules = ", ".join(result.repair.rules)
-            kept = f"Repair the graph ({rules}) and {kept[0].lower()}{kept[1:]}"
-            if not result.plan.chosen:
-                none = f"Repair the graph ({rules}): {_held(result)}"
+            kept = f"The graph is repaired ({rules}). {kept}"
+            if not searched_pins(result):
+                none = f"The graph is repaired ({rules}): {_held(result)}"
                 return f"{none} and the requirement is met{where}{refuted}."
-        return f"{kept} and the requirement is met{where}{refuted}; {proof_words(result)}."
+        kept = f"{kept} and the requirement is met{where}{refuted}"
+        return f"{kept}; {proof_words(result)}." if searched_pins(result) else f"{kept}."
     meets = f"{result.precision.value.upper()} meets the requirement"
     if refuted:
         return f"{meets}{where}{refuted}."
@@ -249,20 +262,23 @@ def _held(result: Record) -> str:
 def _kept(result: Record) -> str:
     """How many layers to keep in FP32, without a full stop."""
     pins, layers, held = len(result.pinned), result.layer_count, len(result.plan.held)
-    kept = f"Keep {pins} of {counted(layers, 'layer')} in FP32"
+    kept = f"Keep {pins} of {layers_in_words(result)} in FP32"
     if is_nearly_all(result):
         few = "Hardly any layer can leave"
         if pins == layers:
             few = "No layer was found that can leave" if result.ranked else "No layer can leave"
-        kept = f"{few} FP32: keep {pins} of {layers} there"
+        of = str(layers) if layers == given_layers(result) else layers_in_words(result)
+        kept = f"{few} FP32: keep {pins} of {of} there"
     if held:
-        why = "FP32 in the source" if is_lifted(result) else "held from the start"
-        kept += f" ({held} of them {why})"
+        whose = "" if held == pins else f"{held} of them "
+        kept += f" ({whose}{why_held(result)})"
     return kept
 
 
 def proof_words(result: Record) -> str:
-    """The evidence that the pins are needed."""
+    """The evidence that the pins are needed, or why they are there where none was searched."""
+    if result.plan.held and not searched_pins(result):
+        return why_held(result)
     if result.ranked:
         scores = result.layers.get("sensitivity")
         is_measured = scores is None or scores.notna().any()
@@ -272,7 +288,7 @@ def proof_words(result: Record) -> str:
     proof = f"{each} proved to be needed" if result.complete else "not yet proved to be minimal"
     share = result.pins["tolerance_share"].min() if len(result.pins) else math.nan
     if result.complete and share < 0.995:  # larger shares round to 1
-        proof += f" within {share:.2g} of the tolerance"
+        proof += f" at {share:.2g} of the tolerance"
     broken = result.pins["outcome_without"].isin(_BROKEN).sum() if len(result.pins) else 0
     # A crash is weaker evidence than a wrong number, so these pins are counted apart.
     return f"{proof} ({broken} because the run breaks without it)" if broken else proof

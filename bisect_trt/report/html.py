@@ -26,6 +26,7 @@ from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
 from bisect_trt.metrics.rounding import LARGEST
 from bisect_trt.report import figures, tables, text
 from bisect_trt.report.build import (
+    ENGINE,
     Profile,
     allows_tf32,
     build_words,
@@ -54,7 +55,7 @@ _TRADEOFF = names_in(
     "pins set given_share perturbed_share perturbed_lower_bound augmented_share holdout_share "
     "p50_score p95_score worst_score latency_ms"
 )
-_INPUTS = ("input", "kind", "all reduced", "with the plan", "passed")
+_INPUTS = ("input", "kind", "all reduced", "with the answer", "passed")
 _SEARCH = names_in("evaluation runner on base pins outcome score seconds note")
 _NAMED = names_in("layer op module where")
 _PINS = names_in(
@@ -324,13 +325,13 @@ def _inputs_summary(result: Record) -> str:
     if scored and table[scored].notna().any(axis=None):
         scores = table[scored].max(axis=1)
         worst = table["input"].iloc[int(scores.argmax())]
-        lines.append(f"The worst with the plan is {worst}: {times(float(scores.max()))}.")
+        lines.append(f"The worst with the answer is {worst}: {times(float(scores.max()))}.")
     return " ".join(lines)
 
 
 def _with_worst(inputs: pd.DataFrame) -> pd.DataFrame:
     """Adds each input's worst score over all runners."""
-    for title, start in (("all reduced", "reduced_score_"), ("with the plan", "plan_score_")):
+    for title, start in (("all reduced", "reduced_score_"), ("with the answer", "plan_score_")):
         of_runners = [c for c in inputs if str(c).startswith(start)]
         if of_runners:
             scores = inputs[of_runners].max(axis=1)
@@ -443,9 +444,6 @@ def _base(path: str) -> str:
     return (PureWindowsPath(path) if "\\" in path else PurePosixPath(path)).name
 
 
-_ENGINE = "model.engine"
-
-
 class Recipe(NamedTuple):
     """A heading, a text to copy and a note on it."""
 
@@ -458,8 +456,8 @@ def recipes(result: Record) -> list[Recipe]:
     """Ways to ship the plan; empty where no plan meets the requirements."""
     if not result.passed:
         return []
-    # It stands beside the plots, where lines are short.
-    build = _folded([*build_words(result), f"--saveEngine={_ENGINE}"], width=44)
+    # It stands beside the plots, where lines are short, and the first two pass by a button.
+    build = _folded(build_words(result), width=36)
     required = f"--noTF32 is required: {why}" if (why := why_no_tf32(result)) else ""
     python = _python(profile_of_inputs(result), tf32=allows_tf32(result))
     # As given to the run: relative paths start at the folder in which it was started.
@@ -510,7 +508,7 @@ def _python(profile: Profile, *, tf32: bool) -> str:
         shapes.insert(0, "profile = builder.create_optimization_profile()")
         shapes.append("config.add_optimization_profile(profile)")
     template = text_environment().get_template("build_engine.py.j2")
-    return template.render(model=TYPED_MODEL, engine=_ENGINE, tf32=tf32, shapes=shapes).rstrip()
+    return template.render(model=TYPED_MODEL, engine=ENGINE, tf32=tf32, shapes=shapes).rstrip()
 
 
 def _folded(words: Sequence[str], width: int = 90) -> str:

@@ -448,9 +448,8 @@ def repairs_table(facts: RepairFacts) -> pd.DataFrame:
     for row in facts.rows:
         found: dict[str, object] = {"rule": row.rule, "nodes": some_of(list(row.nodes))}
         found |= {"in the code": ", ".join(row.sources), "edit": row.sentence}
-        constants = "; ".join(
-            f"{name}: {before}, then {after}" for name, before, after in row.constants
-        )
+        changed = [f"{name}: {before}, then {after}" for name, before, after in row.constants]
+        constants = some_of(changed, 3, "; ")
         found |= {"constants": constants, "largest before": _maybe(row.largest_before)}
         found |= {"largest after": _maybe(row.largest_after), "nodes added": row.nodes_added}
         found |= {"score without the rule": _maybe(row.score_without), "identity": row.identity}

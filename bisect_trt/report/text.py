@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pandas as pd
 from bisect_trt.base.display import counted, printable, some_of
 from bisect_trt.base.outcomes import (
     CONFIDENCE,
+    FP32,
     Cause,
     InputKind,
     Reproducibility,
@@ -97,7 +99,7 @@ def unproved(result: Record, pin: Any = None) -> str:
     if getattr(pin, "inherited", False):
         return "moves values between kept layers"
     if getattr(pin, "held", False):
-        return "FP32 in the source" if is_lifted(result) else "held from the start"
+        return why_held(result)
     return "necessity not tested" if result.ranked else "not yet proved"
 
 
@@ -124,6 +126,40 @@ def sensitivity_sentences(result: Record) -> list[str]:
 def is_lifted(result: Record) -> bool:
     """Whether the source model is reduced already, so that its FP32 layers are held."""
     return any(finding.kind == "lifted" for finding in result.findings)
+
+
+def why_held(result: Record) -> str:
+    """Why layers are in FP32 from the start."""
+    if is_lifted(result):
+        return "FP32 in the source"
+    by_user = any(word.startswith(("--keep-fp32", "--pin")) for word in shlex.split(result.command))
+    by_engine = any(finding.kind == "held" for finding in result.findings)
+    # Which of them are whose is not recorded.
+    if by_user + by_engine + result.is_repaired != 1:
+        return "held from the start"
+    if by_user:
+        return "held by --keep-fp32"
+    return "held for the engine" if by_engine else "kept by the repair"
+
+
+def searched_pins(result: Record) -> frozenset[str]:
+    """The pinned layers that the search chose: not held, and no movers between such."""
+    pins = result.pins
+    inherited = pins["layer"][pins["inherited"].astype(bool)] if "inherited" in pins else ()
+    return result.plan.chosen.difference(map(str, inherited))
+
+
+def layers_in_words(result: Record) -> str:
+    """How many layers the graph of the plan has, such as ``75 layers``."""
+    count = counted(result.layer_count, "layer")
+    changed = result.is_repaired and result.layer_count != given_layers(result)
+    return f"the repaired graph's {count}" if changed else count
+
+
+def given_layers(result: Record) -> int:
+    """How many layers the model as given has."""
+    rows = (len(choice.pinned) for choice in result.choice_rows if choice.name == FP32)
+    return next(rows, result.layer_count)
 
 
 def judged_by(result: Record) -> str:
@@ -279,8 +315,6 @@ def verdict_words(validation: Validation | None) -> str:
     words = validation.word.value.capitalize()
     if validation.wanted < WANTED:  # --robust below the default
         words += f" for the {per_cent(validation.wanted)} asked for"
-    if validation.word is ValidationVerdict.VALIDATED:
-        words += ", of inputs like yours"
     return words
 
 

@@ -32,6 +32,7 @@ from bisect_trt.steps.baselines import (
     nothing_to_pin,
     traced_inputs,
 )
+from bisect_trt.steps.blank_input import note_blank
 from bisect_trt.steps.confirm import Judgement
 from bisect_trt.steps.context import Context, RunStatistics
 from bisect_trt.steps.diagnosis import Triage
@@ -480,6 +481,8 @@ def with_tables(state: RunState, context: Context) -> RunState:
     tradeoff = None
     if answer is not None:
         note_left_overflowing(state, context, answer)
+        if not state.out_of_time:
+            note_blank(state.problem, context, answer)
     if answer is not None and not state.out_of_time:
         with suppress(BudgetSpentError):  # the answer is there, and what shows it can wait
             tradeoff = _tradeoff(state, context, answer)

@@ -28,12 +28,13 @@ from bisect_trt.steps.samples import movable, wants_augmented
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of a run for ``samples`` inputs and ``workers`` workers, within a factor of three.
+    """The cost of a run for ``samples`` inputs and ``workers`` workers.
 
     ``memory_bytes``: about the peak of all processes; ``free_bytes``: what it may take, 0 if
     unknown.
     ``evaluations``, ``copies``: how many are expected.
-    ``seconds``: follows from them and one timed inference, without engines.
+    ``seconds``: the least; follows from them and one timed inference, without engines, repairs and
+    fitted weights.
     ``notes``: what the inputs do not cover.
     """
 
@@ -58,7 +59,7 @@ class Estimate:
             memory += f" (there is room for {in_words(self.free_bytes)})"
         return (
             f"{self.layers} layers, {inputs}, {workers}: about {self.evaluations} evaluations and "
-            f"{self.copies} copies, roughly {self.seconds:.0f} s, {memory}."
+            f"{self.copies} copies, at least {self.seconds:.0f} s, {memory}."
         )
 
 

@@ -370,13 +370,17 @@ class _Prover:
     def _needed(self, found: Edited) -> tuple[Edited, list[Refusal], dict[Rule, Error]]:
         """``found`` without the rules that do not make everything reduced less wrong.
 
-        The errors are those without each rule that stays.
+        The errors are those without each rule that stays. A guard stays beside any other rule: it
+        is for inputs that are 0, which the judged ones may not be.
         """
         refused, errors_without = list[Refusal](), dict[Rule, Error]()
-        for rule in reversed(_rules_of(found)):
+        rules = _rules_of(found)[::-1]
+        # The guard is the last to be judged, when it is known whether others stay.
+        for rule in sorted(rules, key=lambda rule: rule is Rule.EPSILON):
             less = self._edited([r for r in _rules_of(found) if r is not rule])
             with_it, without = self._error(found), self._error(less)
-            if not with_it.helps(without):
+            is_guard = rule is Rule.EPSILON and less.edits and not without.helps(with_it)
+            if not is_guard and not with_it.helps(without):
                 edits = (e for e in found.edits if e.rule is rule)
                 refused += _taken_back(edits, "without it the error is as small")
                 found = less
@@ -406,7 +410,7 @@ class _Prover:
     def _ranges_now(self, graph: Graph, given: Sequence[Sample]) -> dict[str, Range]:
         found: dict[str, Range] = {}
         samples = evenly(given or self._given, RANGED_INPUTS)
-        doubled = [] if given else [_times(s, 2.0) for s in evenly(self._given, RANGED_INPUTS // 2)]
+        doubled = [] if given else [scaled(s, 2.0) for s in evenly(self._given, RANGED_INPUTS // 2)]
         each = self._observed(graph, [*samples, *doubled])
         for tensor, now in chain.from_iterable(islice(each, len(samples))):
             found[tensor] = now if tensor not in found else now.joined(found[tensor])
@@ -516,7 +520,7 @@ class _Prover:
         exact = Reference(found.graph, threads=self._threads)
         headroom = 1.0
         for factor in FACTORS:
-            samples = [_times(s, factor) for s in self._given[:RANGED_INPUTS]]
+            samples = [scaled(s, factor) for s in self._given[:RANGED_INPUTS]]
             taken = list(_taken(exact, samples))
             scores = list(self._scores(found, [s for s, _ in taken], [o for _, o in taken]))
             worst = max(scores, default=0.0)
@@ -549,7 +553,7 @@ def probes_of(given: Sequence[Sample], perturbed: Sequence[Sample]) -> Iterator[
     yield from given
     yield from perturbed
     for sample in evenly(given, RANGED_INPUTS):
-        yield from (_times(sample, factor) for factor in SCALES)
+        yield from (scaled(sample, factor) for factor in SCALES)
         yield from _masked(sample)
 
 
@@ -664,8 +668,8 @@ def _is_mask(array: np.ndarray) -> bool:
     return array.size > 1 and bool(array.min() != array.max()) and has_two_values(array)
 
 
-def _times(sample: Sample, factor: float) -> Sample:
-    """``sample`` with its float inputs scaled; masks of two values stay."""
+def scaled(sample: Sample, factor: float) -> Sample:
+    """``sample`` with its float inputs ``factor`` times as large; masks of two values stay."""
     arrays = {
         name: np.asarray(array * array.dtype.type(factor))
         if array.dtype.kind == "f" and not _is_mask(array)

@@ -211,8 +211,9 @@ def verify(settings: Settings, saved: SavedPlan | None, observer: Observer) -> V
         RunnerUnavailableError: the runner cannot work here, or a time limit cannot be judged.
     """
     if (saved is None) == (settings.reduced is None):
-        both = "give one of --plan and --reduced"
-        raise BadInputError(f"verify: {both}" if saved is None else f"verify: {both}, not both")
+        both = "verify: give one of --plan and --reduced"
+        where = "; a run's plan is in its folder, such as reports/MODEL-fp16/plan.json"
+        raise BadInputError(f"{both}{where}" if saved is None else f"{both}, not both")
     with saying_what_is_held(settings):
         return _verified(with_timed_engine(settings), saved, observer)
 

@@ -36,6 +36,9 @@ OTHERS = {
         "--maxShapes",
         "--tuneBuildRoutes",
         "--layerPrecisions",
+        "--profilingVerbosity",
+        "--exportLayerInfo",
+        "--exportProfile",
         "--layerOutputTypes",
     },
     "tensorrt_rtx": {

@@ -453,7 +453,7 @@ def test_an_interrupt_after_the_repaired_graph_was_validated_keeps_it(tmp_path: 
         limits=FEW,
     )
     observer = Stopper()
-    with pytest.raises(StoppedError, match="Repair the graph"):
+    with pytest.raises(StoppedError, match="The graph is repaired"):
         pipeline.run(given, observer)
     found = read_run(tmp_path / "out")
     assert found.validation is not None and found.validation.perturbed.passed > 0

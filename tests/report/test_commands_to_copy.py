@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 
 import pandas as pd
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.report.build import profile_of_inputs
+from bisect_trt.report.build import build_command, profile_of_inputs
 from bisect_trt.report.html import as_html, recipes
+from bisect_trt.report.markdown import as_markdown
 from bisect_trt.settings import Settings, as_command
 from tests.report.synthetic import synthetic_result
 
@@ -23,9 +25,32 @@ def words(name: str) -> list[str]:
 
 def test_a_profile_spans_the_inputs_shapes() -> None:
     shapes = profile_of_inputs(SHIPPED)["x"]
-    assert shapes == ((1, 3, 32, 64), (1, 3, 32, 64), (1, 3, 96, 64))
+    assert shapes == ((1, 3, 32, 64), (1, 3, 64, 64), (1, 3, 96, 64))
     assert profile_of_inputs(replace(SHIPPED, dynamic_inputs=())) == {}
     assert profile_of_inputs(replace(SHIPPED, inputs=pd.DataFrame())) == {}
+
+
+def test_the_shapes_of_a_profile_s_median_are_those_of_one_input() -> None:
+    """A mask as long as its tokens would not fit the median of the tokens alone."""
+    rows = [{"x": [1, x], "mask": [1, x, y]} for x, y in ((9, 1), (1, 30), (5, 2))]
+    inputs = pd.DataFrame({"shapes": [json.dumps(row) for row in rows]})
+    found = profile_of_inputs(replace(SHIPPED, inputs=inputs, dynamic_inputs=("x", "mask")))
+    assert found == {
+        "x": ((1, 1), (1, 9), (1, 9)),
+        "mask": ((1, 1, 1), (1, 9, 1), (1, 9, 30)),
+    }
+
+
+def test_the_screen_the_report_and_the_page_have_one_build_command() -> None:
+    (line,) = (line for line in as_markdown(SHIPPED).splitlines() if line.startswith("Build: "))
+    command = next(r.text for r in recipes(SHIPPED) if r.name == "trtexec").replace("\\\n", " ")
+    in_folder = shlex.split(build_command(SHIPPED, in_folder=True))
+    assert shlex.split(command) == in_folder
+    assert shlex.split(line.removeprefix("Build: ")) == in_folder
+    assert in_folder[-1] == "--saveEngine=model.engine"
+    assert shlex.split(build_command(SHIPPED))[-1] == (
+        f"--saveEngine={SHIPPED.folder}/model.engine"
+    )
 
 
 def test_builders_get_the_typed_model_its_shapes_and_no_tf32() -> None:
@@ -33,7 +58,7 @@ def test_builders_get_the_typed_model_its_shapes_and_no_tf32() -> None:
     compile(TEXTS["Python"], "ship.py", "exec")
     assert "clear_flag(trt.BuilderFlag.TF32)" in TEXTS["Python"]
     assert (
-        "profile.set_shape('x', (1, 3, 32, 64), (1, 3, 32, 64), (1, 3, 96, 64))" in TEXTS["Python"]
+        "profile.set_shape('x', (1, 3, 32, 64), (1, 3, 64, 64), (1, 3, 96, 64))" in TEXTS["Python"]
     )
 
 

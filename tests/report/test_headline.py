@@ -10,15 +10,17 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from bisect_trt.base.outcomes import Cause, CauseFound, ErrorShare, Tally
+from bisect_trt.base.outcomes import Cause, CauseFound, ErrorShare, Finding, Tally
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED
 from bisect_trt.metrics.statistics import lower_bound
 from bisect_trt.report.first_lines import answer_lines
-from bisect_trt.report.headline import cause_sentence, headline, next_step
+from bisect_trt.report.headline import cause_sentence, headline, next_step, proof_words
 from bisect_trt.report.html import as_html
 from bisect_trt.report.markdown import as_markdown
+from bisect_trt.report.repairs import RepairFacts, RepairRow
 from bisect_trt.report.summarise import Result
+from bisect_trt.report.tables import repairs_table
 from bisect_trt.report.terminal import print_verdict
 from bisect_trt.report.text import (
     of_one_input,
@@ -27,9 +29,27 @@ from bisect_trt.report.text import (
     verdict_words,
 )
 from bisect_trt.search.find import Regime
-from tests.report.synthetic import synthetic_result
+from tests.report.synthetic import synthetic_result, with_choices
 
 RESULT = synthetic_result(200)
+EDIT = RepairRow(
+    rule="fold-bn",
+    nodes=("a",),
+    sources=(),
+    sentence="folds",
+    identity="x",
+    constants=tuple((f"c{n}", "1", "2") for n in range(5)),
+    largest_before=None,
+    largest_after=None,
+    nodes_added=0,
+    score_without=None,
+    missed_without=None,
+)
+
+
+def test_of_many_changed_constants_three_are_named() -> None:
+    (said,) = repairs_table(RepairFacts((EDIT,)))["constants"]
+    assert said == "c0: 1, then 2; c1: 1, then 2; c2: 1, then 2 and 2 more"
 
 
 def pinning(share: float) -> Result:
@@ -84,6 +104,78 @@ def test_a_ranking_that_no_layer_was_measured_for_is_called_so() -> None:
     assert "chosen by measured impact; whether each" in headline(ranked)
     unmeasured = replace(ranked, layers=ranked.layers.assign(sensitivity=math.nan))
     assert "chosen by its own error; whether each" in headline(unmeasured)
+
+
+def repaired(pins: int, layers: int, **more: object) -> Result:
+    """A result whose recommended row is a graph of 20 layers, repaired to have so many."""
+    result = with_choices(synthetic_result(20))
+    names = frozenset(map(str, result.layers["layer"][:pins]))
+    plan = replace(result.plan, pinned=names, **more)  # type: ignore[arg-type]
+    rows = [replace(row, repaired=row.recommended) for row in result.choice_rows]
+    table = pd.concat([result.pins] * pins, ignore_index=True) if pins else result.pins.head(0)
+    # No held layer has a proof.
+    table = table.assign(layer=sorted(names), held=bool(plan.held), proved=not plan.held)
+    repair = RepairFacts((replace(EDIT, rule="scale"),))
+    return replace(
+        result, plan=plan, pins=table, choice_rows=rows, repair=repair, layer_count=layers
+    )
+
+
+def test_a_repair_is_told_and_not_asked_for() -> None:
+    assert headline(repaired(0, 20)).startswith(
+        "The graph is repaired (scale): no layer needs FP32 and the requirement is met."
+    )
+    assert headline(repaired(4, 20)).startswith(
+        "The graph is repaired (scale). Keep 4 of 20 layers in FP32 and the requirement is met; "
+        "each proved to be needed."
+    )
+
+
+def test_layers_of_a_repaired_graph_are_called_so_where_it_has_another_number() -> None:
+    """ "4 of 68 layers" stood beside "63 layers"."""
+    other, same = answer_lines(repaired(4, 24)), answer_lines(repaired(4, 20))
+    assert other[0] == "VALIDATED after repair with 4 of the repaired graph's 24 layers in FP32"
+    assert same[0] == "VALIDATED after repair with 4 of 20 layers in FP32"
+    assert " 20 layers " in other[1] and " 20 layers " in same[1]
+
+
+def test_what_was_held_is_not_said_to_be_proved() -> None:
+    held = frozenset(map(str, synthetic_result(20).layers["layer"][:4]))
+    kept = repaired(4, 20, held=held)
+    assert proof_words(kept) == "kept by the repair"
+    assert headline(kept).startswith("The graph is repaired (scale): 4 layers stay in FP32 and")
+    asked = replace(kept, command="bisect-trt run m.onnx --input x.npz --keep-fp32 Pow")
+    assert proof_words(asked) == "held from the start"  # whose they are is not known
+    rows = [replace(row, repaired=False) for row in asked.choice_rows]
+    given = replace(asked, choice_rows=rows)
+    assert proof_words(given) == "held by --keep-fp32"
+    assert headline(given).startswith(
+        "Keep 4 of 20 layers in FP32 (held by --keep-fp32) and the requirement is met."
+    )
+    some = replace(given, plan=replace(given.plan, held=frozenset([min(held)])))
+    assert proof_words(some) == "each of the others proved to be needed"
+    assert "(1 of them held by --keep-fp32) and" in headline(some)
+    # What stands between held layers is chosen by no search either.
+    moved = replace(some, pins=some.pins.assign(inherited=~some.pins["layer"].isin([min(held)])))
+    assert proof_words(moved) == "held by --keep-fp32"
+    engine = replace(given, command="", findings=[Finding("held", "a", "no FP16 kernel")])
+    assert proof_words(engine) == "held for the engine"
+
+
+def test_a_proof_at_less_than_the_tolerance_says_so() -> None:
+    pins = RESULT.pins.assign(tolerance_share=0.8)
+    assert proof_words(replace(RESULT, pins=pins)) == (
+        "each proved to be needed at 0.8 of the tolerance"
+    )
+
+
+def test_a_model_that_is_reduced_already_asks_for_its_source() -> None:
+    lifted = [Finding("lifted", "", "59 nodes of 90 run in FP16 in the source already")]
+    source = "What next: give the FP32 model that it was made from"
+    assert next_step(replace(RESULT, findings=lifted)) == f"{source}."
+    assert next_step(replace(pinning(0.95), findings=lifted)).startswith(f"{source}; run every")
+    assert next_step(replace(RESULT, findings=lifted, passed=False)) == f"{source}."
+    assert source not in next_step(replace(RESULT, findings=lifted, interrupted=True))
 
 
 def test_where_no_plan_passes_an_fp32_engine_that_does_is_named() -> None:
@@ -161,7 +253,7 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
     assert result.validation is not None and result.validation.given.tested > 1
     several, word = result.validation, result.validation.word
     assert word is not None
-    called = f"{word.value.capitalize()}, of inputs like yours. Passed:"
+    called = f"{word.value.capitalize()}. Passed:"
     assert validation_sentences(several)[0].startswith(f"{called} 64 of 64 inputs ")
     for passed, said in ((1, called), (0, "Passed:")):
         one = replace(several, given=Tally(passed, 1), wanted_of_given=1.0)
@@ -189,7 +281,7 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
         "Copies pass often enough, but another input may use up to 1.25 times the tolerance. With "
         "few inputs we also require a safety margin."
     )
-    assert validation_sentences(replace(few, given=Tally(59, 59)))[0].startswith("Validated, of ")
+    assert validation_sentences(replace(few, given=Tally(59, 59)))[0].startswith("Validated. ")
     assert validation_sentences(alone)[1] in as_html(replace(result, validation=alone))
     together = replace(several, given=Tally(1, 1), set_size=4)
     assert of_one_input("The plan holds.", together) == "The plan holds."

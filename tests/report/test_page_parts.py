@@ -127,7 +127,15 @@ def test_choices_stand_on_the_curves_of_error() -> None:
     assert line["y0"] == line["y1"] == 1.0  # the tolerance
     spots = {t["text"][0]: t for t in by_layers.data if t["name"] == "choice"}
     assert list(spots) == ["A", "C", "B"]  # the recommended one on top
-    assert spots["A"]["y"] == [9.0] and spots["A"]["marker"]["symbol"] == "square"
+    # What is no number is at the top, where the axis says so: 9 would be three times the worst.
+    assert spots["A"]["y"] == [27.0] and spots["A"]["marker"]["symbol"] == "square"
+    for figure in (by_layers, by_time):
+        assert figure.layout["yaxis"]["range"][1] == pytest.approx(math.log10(27.0))
+        assert [note["text"] for note in figure.layout["annotations"]] == ["tolerance", "no number"]
+    numbers = [replace(row, worst_score=min(row.worst_score, 9.0)) for row in result.choice_rows]
+    layout = curve_figures(result.tradeoff, numbers)[0].layout
+    assert [note["text"] for note in layout["annotations"]] == ["tolerance"]
+    assert layout["yaxis"]["range"][1] > math.log10(9.0)
     assert spots["B"]["y"] == [0.81] and spots["B"]["marker"]["symbol"] == "circle"
     assert spots["C"]["y"] == [0.01] and spots["C"]["x"] == [pytest.approx(math.log10(81), 1e-3)]
     assert {t["text"][0]: t["x"] for t in by_time.data if t["name"] == "choice"} == {

@@ -16,7 +16,7 @@ import pytest
 
 from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.runners.tensorrt import timing, worker
+from bisect_trt.runners.tensorrt import inspecting, timing, worker
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest
 
 SUCCESS = SimpleNamespace(name="cudaSuccess")
@@ -135,6 +135,17 @@ class Context:
         return True
 
 
+class Profiled(Context):
+    """A context that tells its profiler of two kernels of one layer."""
+
+    profiler: Any = None
+
+    def execute_async_v3(self, stream: int) -> bool:
+        for _ in range(2 if self.profiler is not None else 0):
+            self.profiler.report_layer_time("fused", 0.25)
+        return super().execute_async_v3(stream)
+
+
 class Base:
     """Of what TensorRT lets one derive from."""
 
@@ -152,6 +163,7 @@ def engine(memory: HostMemory, monkeypatch: pytest.MonkeyPatch) -> Engine:
         __version__="10.0",
         ILogger=Base,
         IOutputAllocator=Base,
+        IProfiler=Base,
         TensorIOMode=SimpleNamespace(INPUT="x"),
         TensorLocation=SimpleNamespace(HOST="host"),
         LayerInformationFormat=SimpleNamespace(JSON=0),
@@ -161,9 +173,10 @@ def engine(memory: HostMemory, monkeypatch: pytest.MonkeyPatch) -> Engine:
         nptype=lambda _: np.float32,
     )
     built = Built(b"123", {"build": 2.0}, {"double": ("FLOAT",)}, [("WARNING", "slow")])
-    for module in (worker, timing):
+    for module in (worker, timing, inspecting):
         monkeypatch.setattr(module, "import_tensorrt", lambda _: trt)
         monkeypatch.setattr(module, "import_cuda", lambda: memory)
+    for module in (worker, timing):
         monkeypatch.setattr(module, "build_engine", lambda *_: built)
     return made
 
@@ -255,3 +268,25 @@ def test_an_engine_that_cannot_run_leaves_the_others_their_turns(
     monkeypatch.setattr(engine, "create_execution_context", make_context)
     times = timing.TimingWorker(None).time({"a": stored, "b": stored}, SAMPLES[1], 2).times
     assert times["a"].failure == "no memory" and times["b"].plain_ms == (0.5, 0.5)
+
+
+def test_a_stored_engine_is_read_back_and_runs_only_where_asked(
+    engine: Engine, memory: HostMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "engine"
+    file.write_bytes(b"123")
+    tuned: dict[str, Any] = {
+        "create_execution_context": lambda: Profiled(engine),
+        "get_tensor_shape": lambda _: (-1, 3),
+        "get_tensor_profile_shape": lambda _, index: [(1, 3), (4, 3), (8, 3)],
+        "is_shape_inference_io": lambda _: False,
+    }
+    for name, method in tuned.items():
+        monkeypatch.setattr(engine, name, method, raising=False)
+    asked = inspecting.InspectingWorker("tensorrt")
+    found = asked.inspect(str(file), run=False)
+    assert json.loads(found.information)["Layers"][0]["Name"] == "fused"
+    assert engine.runs == 0 and found.times_ms == {}
+    assert asked.inspect(str(file), run=True).times_ms == {"fused": 0.5}
+    assert engine.runs > inspecting.TIMED_RUNS and set(engine.shapes) == {(4, 3)}
+    assert not memory.blocks, "all memory was given back"

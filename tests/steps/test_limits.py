@@ -93,7 +93,10 @@ def test_a_half_precision_model_inside_fp32_borders_is_told(tmp_path: Path) -> N
     result = run(model, waves(0, 4, 8), tmp_path / "run")
     assert result.passed
     (told,) = (f.message for f in result.findings if f.kind == "lifted")
-    assert told.startswith("3 nodes of 5 run in FP16 in the source already")
+    assert told == (
+        "3 nodes of 5 run in FP16 in the source already, and 2 nodes stay in FP32. The reference "
+        "runs all of them in FP32, with the weights as stored"
+    )
     assert set(result.plan.pinned) == {"relu", "up"}, "what it keeps in FP32 stays so"
 
 
@@ -259,7 +262,7 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
     assert pinned.passed and {"/encoder/layers.0/attention/MatMul_1", "/head/Pow"} <= set(
         pinned.pinned
     )
-    assert "(2 of them held from the start)" in headline(pinned)
+    assert "(2 of them held by --keep-fp32)" in headline(pinned)
     saved = pd.read_csv(tmp_path / "run" / "pins.csv").set_index("layer")
     assert saved["held"].sum() == 2
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())

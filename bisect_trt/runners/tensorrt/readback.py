@@ -11,13 +11,15 @@ from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.layers import Layer
 from bisect_trt.runners.tensorrt.records import EngineAnswer, EngineLayer
 
-_TYPE_NAME = {
+TYPE_NAME = {
     Precision.FP16: "HALF",
     Precision.BF16: "BF16",
     Precision.FP32: "FLOAT",
     Precision.TF32: "FLOAT",
 }
-_FLOATS = frozenset(_TYPE_NAME.values())
+"""TensorRT's name of the type that a layer's tensors have."""
+FLOATS = frozenset(TYPE_NAME.values())
+"""The float types of tensors in an engine; others are OTHER, or UNKNOWN where it says none."""
 _SPELLINGS = {
     "HALF": re.compile(r"\b(half|fp16|float16)\b", re.IGNORECASE),
     "BF16": re.compile(r"\b(bf16|bfloat16)\b", re.IGNORECASE),
@@ -63,8 +65,8 @@ def dishonoured_after_parsing(
     for layer in layers:
         if plan.base not in layer.precisions or layer.name not in types:
             continue
-        wanted = _TYPE_NAME[plan.precision_of(layer.name)]
-        wrong = [t for t in types[layer.name] if t in _FLOATS and t != wanted]
+        wanted = TYPE_NAME[plan.precision_of(layer.name)]
+        wrong = [t for t in types[layer.name] if t in FLOATS and t != wanted]
         if wrong:
             message = (
                 f"layer {layer.name!r} is {wrong[0]} in the parsed network, the plan says {wanted}"
@@ -75,13 +77,13 @@ def dishonoured_after_parsing(
 
 def dishonoured_in_engine(plan: PrecisionPlan, layers: Iterable[EngineLayer]) -> list[Finding]:
     """A finding for each pinned layer that the built engine runs in reduced types only."""
-    reduced = _TYPE_NAME[plan.base]
+    reduced = TYPE_NAME[plan.base]
     findings = []
     for layer in layers:
         # The types inside a fused layer are hidden: only those count whose nodes are all pinned.
         if reduced == "FLOAT" or not layer.nodes or not set(layer.nodes) <= plan.pinned:
             continue
-        if {t for t in (*layer.inputs, *layer.outputs) if t in _FLOATS} == {reduced}:
+        if {t for t in (*layer.inputs, *layer.outputs) if t in FLOATS} == {reduced}:
             message = (
                 f"pinned layer {layer.nodes[0]!r} runs in {reduced} in the built engine "
                 f"(engine layer {layer.name[:80]!r})"
@@ -117,26 +119,33 @@ def _named_in(text: str, names: Iterable[str]) -> str:
 
 
 def engine_layers(information: Any) -> list[EngineLayer]:
-    """The layers of an engine inspector's JSON, as TensorRT 10 or 11 writes it."""
+    """The layers of an engine inspector's JSON, as TensorRT 8, 10 or 11 writes it."""
     # Without detailed profiling verbosity a layer is a bare name, which is left out.
-    return [
-        EngineLayer(
-            str(entry.get("Name", "")),
-            # The entries of fused nodes are joined with control characters.
-            tuple(dict.fromkeys(_NODE.findall(str(entry.get("Metadata", ""))))),
-            _types(entry.get("Inputs")),
-            _types(entry.get("Outputs")),
-        )
-        for entry in information.get("Layers", [])
-        if isinstance(entry, dict)
-    ]
+    layers = []
+    for entry in information.get("Layers", []):
+        if isinstance(entry, dict):
+            inputs, outputs = _tensors(entry.get("Inputs")), _tensors(entry.get("Outputs"))
+            layers.append(
+                EngineLayer(
+                    str(entry.get("Name", "")),
+                    # The entries of fused nodes are joined with control characters.
+                    tuple(dict.fromkeys(_NODE.findall(str(entry.get("Metadata", ""))))),
+                    tuple(kind for _, kind in inputs),
+                    tuple(kind for _, kind in outputs),
+                    (*inputs, *outputs),
+                )
+            )
+    return layers
 
 
-def _types(tensors: Any) -> tuple[str, ...]:
-    names = []
+def _tensors(tensors: Any) -> tuple[tuple[str, str], ...]:
+    """The names and types of an entry's tensors."""
+    found = []
     for tensor in tensors or ():
         if isinstance(tensor, dict):
             text = " ".join(str(v) for k, v in tensor.items() if k in _TYPE_FIELDS)
             matches = (name for name, spelling in _SPELLINGS.items() if spelling.search(text))
-            names.append(next(matches, "OTHER"))
-    return tuple(names)
+            # "N/A due to dynamic shapes" stands where no shape is chosen.
+            untyped = "UNKNOWN" if not text or "N/A" in text else "OTHER"
+            found.append((str(tensor.get("Name", "")), next(matches, untyped)))
+    return tuple(found)

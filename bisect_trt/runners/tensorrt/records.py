@@ -88,12 +88,16 @@ class Built:
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """One layer of a built engine: the ONNX nodes fused into it and the types of its tensors."""
+    """One layer of a built engine: the ONNX nodes fused into it and the types of its tensors.
+
+    ``tensors`` are the names of its inputs and outputs with their types.
+    """
 
     name: str
     nodes: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    tensors: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

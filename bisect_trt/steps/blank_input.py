@@ -1,0 +1,48 @@
+"""Whether the answer has numbers on an input of zeros: silence, a black frame, padding.
+
+An epsilon that FP16 rounds to 0 does no harm to given inputs that are never 0. On one that is, 0 is
+divided by 0.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.arrays import all_finite
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.repair import scaled
+
+
+def note_blank(problem: Problem, context: Context, answer: PrecisionPlan) -> None:
+    """Note the layer that gives no number on an input of zeros though FP32 has one."""
+    blank = replace(scaled(problem.samples[0], 0.0), name="zeros")
+    if not any(array.dtype.kind == "f" for array in blank.arrays.values()):
+        return
+    layer = context.recalled(
+        "blank", [answer.digest, blank.digest], lambda: _first_lost(context, blank, answer)
+    )
+    if layer:
+        message = (
+            f"an input of zeros gives no number: {layer} is the first layer without one, and FP32 "
+            "has one there; if such inputs occur, give one with --input"
+        )
+        context.note(Finding("blank-input", layer, message, weighty=True))
+
+
+def _first_lost(context: Context, blank: Sample, answer: PrecisionPlan) -> str:
+    """The first layer that loses its numbers, where an output does; '' where none does."""
+    with suppress(RunnerFailedError):
+        exact = context.references.of(blank)
+        (reduced,) = context.emulator.outputs(answer, [blank])
+        if all(map(all_finite, reduced.values())) or not all(map(all_finite, exact.values())):
+            return ""
+        for values in context.emulator.trace(blank, answer):
+            if all_finite(values.reference) and not all_finite(values.accumulated):
+                return values.layer
+    return ""
