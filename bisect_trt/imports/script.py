@@ -196,37 +196,38 @@ class _Script(Expressions):
 
     def entries(self) -> Iterator[Entry]:
         """An entry for each line that sets layers or was not understood, in the file's order."""
-        found: list[tuple[int, Entry]] = []
-        for (line, what, _), action in self._actions.items():
-            layers = tuple(action.layers)
-            found.append(
-                (
-                    line,
-                    Entry(
-                        By.LAYERS,
-                        self._shown(line),
-                        action.precision,
-                        what,
-                        line,
-                        layers,
-                        action.refused,
-                        action.said,
-                    ),
-                )
-            )
-        for line, reason in self._refused.items():
-            entry = Entry(By.LAYERS, self._shown(line), None, line=line, refused=reason)
-            found.append((line, entry))
-        seen = {line for line, _ in found}
-        for node in ast.walk(self._tree):
+        refused = dict(self._refused)
+        reached = {line for line, _, _ in self._actions}
+        nodes = list(ast.walk(self._tree))
+        # A line inside a statement that is refused has its reason there.
+        covered = {
+            line
+            for node in nodes
+            if isinstance(node, ast.stmt) and node.lineno in self._refused
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        for node in nodes:
             line = getattr(node, "lineno", 0)
-            if _is_action(node) and line not in seen and not self._refused:
-                seen.add(line)
-                reason = "no layer of this model comes to this line"
-                found.append(
-                    (line, Entry(By.LAYERS, self._shown(line), None, line=line, refused=reason))
-                )
-        return (entry for _, entry in sorted(found, key=lambda one: one[0]))
+            if _is_action(node) and line not in reached | covered:
+                refused[line] = "no layer of this model comes to this line"
+        found = [
+            Entry(
+                By.LAYERS,
+                self._shown(line),
+                action.precision,
+                what,
+                line,
+                tuple(action.layers),
+                action.refused,
+                action.said,
+            )
+            for (line, what, _), action in self._actions.items()
+        ]
+        found += [
+            Entry(By.LAYERS, self._shown(line), None, line=line, refused=reason)
+            for line, reason in refused.items()
+        ]
+        yield from sorted(found, key=lambda entry: entry.line)
 
     def notes(self) -> Iterator[str]:
         """What was taken for granted."""

@@ -116,6 +116,15 @@ def test_a_test_that_no_layer_decides_is_taken_and_said() -> None:
     assert [row.entry.line for row in either.rows_of(Status.REFUSED)] == [6]
 
 
+def test_a_line_that_no_layer_reaches_is_named() -> None:
+    jump = "for layer in network:\n    if is_bad(layer):\n        continue\n"
+    script = jump + "    layer.precision = trt.float32\n" + loop("layer.name == 'nowhere'")
+    found = read(script + loop("layer.type == trt.LayerType.NORMALIZATION"))
+    assert found.plan.pinned == NORMS
+    assert [row.entry.line for row in found.rows_of(Status.REFUSED)] == [2, 4, 7]
+    assert found.rows[-2].said == "no layer of this model comes to this line"
+
+
 def test_helpers_are_followed_and_the_rest_is_left_out() -> None:
     script = """
 import tensorrt as trt
