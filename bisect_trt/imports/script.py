@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -269,9 +269,19 @@ class _Script(Expressions):
         for statement in body:
             follow = getattr(self, f"follow_{type(statement).__name__.lower()}", None)
             if follow is not None:
-                follow(statement)
+                self._follow(follow, statement)
             elif self._acts([statement]):
                 self._refuse(statement.lineno, "is a statement that is not read")
+
+    def _follow(self, follow: Callable[[Any], None], statement: ast.stmt) -> None:
+        """Follows a statement; one that no layer needs may be left out."""
+        try:
+            follow(statement)
+        except NotUnderstoodError:
+            if self._derived or self._acts([statement]):
+                raise
+            for name in _stored_in(statement):
+                self.scopes[-1][name] = Unknown()
 
     def follow_expr(self, node: ast.Expr) -> None:
         """A call."""
