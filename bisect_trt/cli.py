@@ -60,7 +60,8 @@ PLAN_TO_VERIFY = grouped(
     "--plan",
     "plan_path",
     type=NamedPath(),
-    help="The plan.json that a run wrote, or the run's folder; needed without --reduced.",
+    help="The plan.json that a run wrote, or the run's folder, or another tool's list; "
+    "needed without --reduced.",
 )
 JSON = grouped("Output", "--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 VERBOSE = grouped(

@@ -71,7 +71,7 @@ from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.fastest import fastest_plan, reduces_nothing, time_choices
 from bisect_trt.steps.fit_weights import fitted_problem, fitted_weights
 from bisect_trt.steps.golden import check_golden
-from bisect_trt.steps.judge_list import judge_list, validate_list
+from bisect_trt.steps.judge_list import beginning_elsewhere, judge_list, validate_list
 from bisect_trt.steps.judge_mixed import beginning_at, judge_mixed, validate_mixed
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.repair import (
@@ -277,7 +277,8 @@ def _with_choices(problem: Problem, context: Context, rules: Sequence[Rule]) -> 
         mixed = judge_mixed(problem, context)
         listed = judge_list(problem, context)
     state = RunState(problem)
-    for state in _states(beginning_at(problem, mixed), context, rules):
+    begun = beginning_elsewhere(beginning_at(problem, mixed), listed)
+    for state in _states(begun, context, rules):
         state = replace(state, mixed=mixed, listed=listed)
         yield state
     with suppress(BudgetSpentError):  # the answer is there, and what stands beside it can wait

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -102,6 +103,24 @@ def precision_of(name: str) -> tuple[Precision | None, str]:
     if name.strip().casefold() in OTHER_TYPES:
         return None, f"{name.strip()} is no precision of a plan"
     return None, f"{name.strip()[:40]!r} is no type of TensorRT"
+
+
+_NESTED = re.compile(r"\([^()]*[*+}][^()]*\)[*+{]")
+"""A repeated group that repeats something itself: on some names it takes for ever."""
+
+
+def expression(text: str) -> re.Pattern[str]:
+    """The regular expression ``text``.
+
+    Raises:
+        ValueError: it is none, or may take for ever.
+    """
+    if _NESTED.search(text):
+        raise ValueError("a repeated group repeats something itself, which may take for ever")
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"no regular expression ({error})") from error
 
 
 def nothing_in(where: str, form: Form, wanted: str) -> BadInputError:

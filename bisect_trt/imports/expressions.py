@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from bisect_trt.imports.entries import expression
 from bisect_trt.imports.values import (
     Function,
     LayerValue,
@@ -292,6 +293,8 @@ class Expressions:
                 parts.append(str(int(value)) if isinstance(value, Place) else str(value))
             elif isinstance(part, ast.Constant):
                 parts.append(str(part.value))
+        if sum(map(len, parts)) > MOST_ITEMS:
+            raise NotUnderstoodError(node.lineno, "makes too long a text")
         return "".join(parts)
 
     def read_unaryop(self, node: ast.UnaryOp) -> Any:
@@ -307,13 +310,15 @@ class Expressions:
         for value in (left, right):
             if isinstance(value, Unknown | Member | Module | LayerValue | Method):
                 return Unknown(self._is_of_layer(left) or self._is_of_layer(right))
-        sizes = [len(v) for v in (left, right) if isinstance(v, str | list | tuple)]
-        if isinstance(node.op, ast.Mult) and sizes:
-            other = right if isinstance(left, str | list | tuple) else left
-            if sizes[0] * abs(int(other)) > MOST_ITEMS:
-                raise NotUnderstoodError(node.lineno, "makes too large a list")
+        size = sum(_size(value) for value in (left, right))
+        if isinstance(node.op, ast.Mult):
+            size = _size(left) * _size(right)
+        # Python's % also formats texts, to any length.
+        known = not (isinstance(node.op, ast.Mod) and isinstance(left, str))
         found = _BINARY.get(type(node.op))
-        return Unknown() if found is None else found(left, right)
+        if found is None or not known or size > MOST_ITEMS:
+            return Unknown(self._mentions_layer(node))
+        return found(left, right)
 
     def read_boolop(self, node: ast.BoolOp) -> Any:
         """``and`` and ``or``; an unknown part does not matter where another one decides."""
@@ -453,7 +458,9 @@ class Expressions:
             return len(arguments[0])
         if name == "str":
             value = arguments[0]
-            return ".".join(value.path) if isinstance(value, Member) else str(value)
+            if isinstance(value, Member):
+                return ".".join(value.path)
+            return str(value) if isinstance(value, str | int) else Unknown(of_layer=True)
         if name in _BUILTINS:
             plain = [self._as_list(one) for one in arguments]
             if name in ("any", "all") and any(isinstance(x, Unknown) for x in plain[0]):
@@ -496,10 +503,16 @@ class Expressions:
             return None
         if unknown:
             return Unknown(any(one.of_layer for one in unknown))
+        if node.keywords:
+            return Unknown(of_layer=True)
         if receiver == Module("re"):
             if name == "compile":
-                return re.compile(arguments[0])
-            return getattr(re, name)(*arguments) if name in _EXPRESSIONS else Unknown()
+                expression(arguments[0])  # refused where it may take for ever
+                return re.compile(*arguments)
+            if name not in _EXPRESSIONS:
+                return Unknown()
+            expression(arguments[0])  # refused where it may take for ever
+            return getattr(re, name)(*arguments)
         if isinstance(receiver, re.Pattern):
             known = name in _EXPRESSIONS
             return getattr(receiver, name)(arguments[0]) if known else Unknown(of_layer=True)
@@ -509,10 +522,19 @@ class Expressions:
         if isinstance(receiver, str) and name == "join":
             return receiver.join(arguments[0])
         allowed = _TEXT if isinstance(receiver, str) else _CONTAINERS
-        if name not in allowed or node.keywords:
+        if name not in allowed:
             return Unknown()
+        if sum(map(_size, (receiver, *arguments))) > MOST_ITEMS:
+            raise NotUnderstoodError(node.lineno, "makes too large a list")
         found = getattr(receiver, name)(*arguments)
         return list(found) if name in ("items", "keys", "values") else found
+
+
+def _size(value: Any) -> int:
+    """How many items or characters ``value`` has; a number's own size."""
+    if isinstance(value, str | list | tuple | set | frozenset | dict):
+        return len(value)
+    return abs(value) if isinstance(value, int) else 1
 
 
 class _UnknownItemsError(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 
 from bisect_trt.base.display import counted, some_of
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.imports.entries import By, Entry, Form, Listing, What
+from bisect_trt.imports.entries import By, Entry, Form, Listing, What, expression
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.trt_names import Resolved, TrtNames, Wildcards
 
@@ -268,12 +268,12 @@ class _Finder:
             names = self._prefixes.matches(f"{plain.group(1)}*")
         else:
             try:
-                expression = re.compile(text)
-            except (re.error, RecursionError, OverflowError) as error:
-                return Resolved((), f"no regular expression ({error})")
+                matches = expression(text).match
+            except ValueError as error:
+                return Resolved((), str(error))
             self._matches += len(self._by_node)
             if self._matches > MOST_MATCHES:
                 return Resolved((), "too many expressions for this model; give names")
-            names = tuple(name for name in self._by_node if expression.match(name))
+            names = tuple(name for name in self._by_node if matches(name))
         nodes = tuple(node for name in names for node in self._by_node[name])
         return Resolved(nodes, "" if nodes else "matches no node")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,37 +196,38 @@ class _Script(Expressions):
 
     def entries(self) -> Iterator[Entry]:
         """An entry for each line that sets layers or was not understood, in the file's order."""
-        found: list[tuple[int, Entry]] = []
-        for (line, what, _), action in self._actions.items():
-            layers = tuple(action.layers)
-            found.append(
-                (
-                    line,
-                    Entry(
-                        By.LAYERS,
-                        self._shown(line),
-                        action.precision,
-                        what,
-                        line,
-                        layers,
-                        action.refused,
-                        action.said,
-                    ),
-                )
-            )
-        for line, reason in self._refused.items():
-            entry = Entry(By.LAYERS, self._shown(line), None, line=line, refused=reason)
-            found.append((line, entry))
-        seen = {line for line, _ in found}
-        for node in ast.walk(self._tree):
+        refused = dict(self._refused)
+        reached = {line for line, _, _ in self._actions}
+        nodes = list(ast.walk(self._tree))
+        # A line inside a statement that is refused has its reason there.
+        covered = {
+            line
+            for node in nodes
+            if isinstance(node, ast.stmt) and node.lineno in self._refused
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        for node in nodes:
             line = getattr(node, "lineno", 0)
-            if _is_action(node) and line not in seen and not self._refused:
-                seen.add(line)
-                reason = "no layer of this model comes to this line"
-                found.append(
-                    (line, Entry(By.LAYERS, self._shown(line), None, line=line, refused=reason))
-                )
-        return (entry for _, entry in sorted(found, key=lambda one: one[0]))
+            if _is_action(node) and line not in reached | covered:
+                refused[line] = "no layer of this model comes to this line"
+        found = [
+            Entry(
+                By.LAYERS,
+                self._shown(line),
+                action.precision,
+                what,
+                line,
+                tuple(action.layers),
+                action.refused,
+                action.said,
+            )
+            for (line, what, _), action in self._actions.items()
+        ]
+        found += [
+            Entry(By.LAYERS, self._shown(line), None, line=line, refused=reason)
+            for line, reason in refused.items()
+        ]
+        yield from sorted(found, key=lambda entry: entry.line)
 
     def notes(self) -> Iterator[str]:
         """What was taken for granted."""
@@ -268,9 +269,19 @@ class _Script(Expressions):
         for statement in body:
             follow = getattr(self, f"follow_{type(statement).__name__.lower()}", None)
             if follow is not None:
-                follow(statement)
+                self._follow(follow, statement)
             elif self._acts([statement]):
                 self._refuse(statement.lineno, "is a statement that is not read")
+
+    def _follow(self, follow: Callable[[Any], None], statement: ast.stmt) -> None:
+        """Follows a statement; one that no layer needs may be left out."""
+        try:
+            follow(statement)
+        except NotUnderstoodError:
+            if self._derived or self._acts([statement]):
+                raise
+            for name in _stored_in(statement):
+                self.scopes[-1][name] = Unknown()
 
     def follow_expr(self, node: ast.Expr) -> None:
         """A call."""

@@ -128,6 +128,7 @@ _KINDS: Mapping[str, Sequence[str]] = {
     "TOPK": ("TopK",),
     "UNARY": ("Exp", "Log", "Sqrt", "Reciprocal", "Abs", "Neg", "Erf", "Sin", "Cos", "Floor"),
 }
+_FLAGS = frozenset(("A", "ASCII", "I", "IGNORECASE", "M", "MULTILINE", "S", "DOTALL", "VERBOSE"))
 _KIND_OF = {operator: kind for kind, operators in _KINDS.items() for operator in operators}
 
 
@@ -160,7 +161,9 @@ def attribute_of(value: Any, name: str, line: int) -> Any:
         case Module(module):
             if module.partition(".")[0] in ("tensorrt", "tensorrt_rtx"):
                 return member((name,))
-            return Method(value, name) if module == "re" else Unknown()
+            if module != "re":
+                return Unknown()
+            return getattr(re, name) if name in _FLAGS else Method(value, name)
         case Member(path):
             return path[-1] if name == "name" else member((*path, name))
         case NetworkValue():

@@ -137,12 +137,17 @@ def list_judged(state: RunState, rows: Sequence[Choice]) -> Finding | None:
         needed = len(set(its.pinned).intersection(known.pinned))
         missing = len(set(known.pinned).difference(its.pinned))
         idle = len(its.pinned) - needed
-        said += f" {needed} of them are in the plan, {idle} are not needed, {missing} are missing."
+        said += f" {needed} of them {_are(needed)} in the plan, {idle} {_are(idle)} not needed, "
+        said += f"{missing} {_are(missing)} missing."
     if best is not None and best.name != its.name:
         kept = "" if best.saving_kept is None else f", {_saving(best)} of the saving kept"
         layers = counted(len(best.pinned), "layer")
         said += f" Recommended: {best.name}, {layers}, {_passing(best.passes)}{kept}."
     return Finding("list-judged", "", said, weighty=True)
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _passing(passes: Passes) -> str:

@@ -43,6 +43,14 @@ def judge_list(problem: Problem, context: Context) -> JudgedList | None:
     return JudgedList(older.imported.where, plan, worst)
 
 
+def beginning_elsewhere(problem: Problem, judged: JudgedList | None) -> Problem:
+    """``problem`` whose search does not begin at a list that fails."""
+    # Its layers would stand before those that matter.
+    if judged is None or judged.evaluation.verdict.passed:
+        return problem
+    return replace(problem, begin=frozenset())
+
+
 def validate_list(judged: JudgedList, problem: Problem, context: Context) -> JudgedList:
     """``judged`` with its validation, where it passes the given inputs."""
     if not judged.evaluation.verdict.passed:

@@ -59,6 +59,13 @@ def test_names_are_expressions_for_autocast_and_names_elsewhere(tmp_path: Path) 
     assert found.rows[1].said == "no node has this name"
 
 
+def test_an_expression_that_may_take_for_ever_is_refused(tmp_path: Path) -> None:
+    text = json.dumps({"nodes_to_exclude": ["(/?[a-z0-9./]+)+Z", NAMES[0]]})
+    found = read(tmp_path, "a.json", text)
+    (row,) = found.rows_of(Status.REFUSED)
+    assert "may take for ever" in row.said and found.plan.pinned == {NAMES[0]}
+
+
 def test_what_autocast_includes_counts_before_what_it_excludes(tmp_path: Path) -> None:
     text = "autocast --nodes_to_include '.*layers.0.*' --op_types_to_exclude Softmax -t bf16"
     found = read(tmp_path, "a.sh", text)

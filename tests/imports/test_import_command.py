@@ -158,6 +158,12 @@ def test_run_judges_a_list_beside_its_answer(tmp_path: Path) -> None:
         assert f"{LISTED} (build.sh)" in [choice["name"] for choice in record["choices"]]
 
 
+def test_a_list_that_fails_is_not_where_the_search_begins(tmp_path: Path) -> None:
+    alone = run_of(FIXTURE, tmp_path / "alone", robust=0, augmented="none")
+    idle = [name for name in NAMES if name not in alone.pinned][:40]
+    assert listed(tmp_path / "no", idle).pinned == alone.pinned
+
+
 def test_a_list_of_another_model_is_refused_by_run(tmp_path: Path) -> None:
     (tmp_path / "build.sh").write_text(f"--layerPrecisions={NAMES[0]}:fp32")
     with pytest.raises(BadInputError, match="none of its 1 entry"):

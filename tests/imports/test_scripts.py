@@ -55,6 +55,11 @@ def ending(*ends: str) -> frozenset[str]:
         ("not all(c != 'S' for c in layer.name[-7:])", ending("/Softmax")),
         ("re.search(r'Soft.ax$', layer.name)", ending("/Softmax")),
         ("re.match(r'.*/Softmax', layer.name) is not None", ending("/Softmax")),
+        ("re.compile('SOFTMAX', re.IGNORECASE).search(layer.name)", ending("/Softmax")),
+        (
+            "re.search('soft(max)', layer.name, re.I).group(1) if 'Soft' in layer.name else 0",
+            ending("/Softmax"),
+        ),
         ("layer.name.split('/')[-1] == 'Softmax'", ending("/Softmax")),
         ("(lambda n: n.endswith('Softmax'))(layer.name)", ending("/Softmax")),
         (
@@ -87,9 +92,14 @@ def test_the_usual_tests_of_layers(test: str, kept: set[str]) -> None:
         "NAMES.get(layer.name)",
         "layer.get_input(0).name == 'x'",
         "layer.get_output(0).shape[0] == 1",
-        "layer.name.endswith('a' * 10**9)",
+        "layer.name.endswith('a' * 1000000000)",
+        "layer.name.endswith('%1000000000d' % 1)",
         "layer.name[0][5] == 'a'",
         "-layer.name == 1",
+        "re.search('SOFTMAX', layer.name, flags=re.IGNORECASE)",
+        "layer.name.split(sep='/')[-1] == 'Softmax'",
+        "re.search('(([a-z]+)/?)+Z', layer.name)",
+        "re.search('([a-z/.0-9]+)+Z', layer.name)",
     ],
 )
 def test_a_test_that_is_not_understood_is_named_with_its_line(test: str) -> None:
@@ -114,6 +124,27 @@ def test_a_test_that_no_layer_decides_is_taken_and_said() -> None:
     assert "line 6: taken as it sets layers: args.keep" in found.notes
     either = read(script.replace("args.keep and", "args.keep or"))
     assert [row.entry.line for row in either.rows_of(Status.REFUSED)] == [6]
+
+
+def test_what_no_layer_needs_may_be_left_out() -> None:
+    script = """
+settings = {"a": [1]}
+workspace = 4 * 1024 * 1024 * 1024
+first = settings["b"][0]
+config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace)
+config.max_workspace_size = workspace + len(first)
+"""
+    found = read(script + loop("layer.type == trt.LayerType.NORMALIZATION"))
+    assert found.plan.pinned == NORMS and found.rows_of(Status.REFUSED) == ()
+
+
+def test_a_line_that_no_layer_reaches_is_named() -> None:
+    jump = "for layer in network:\n    if is_bad(layer):\n        continue\n"
+    script = jump + "    layer.precision = trt.float32\n" + loop("layer.name == 'nowhere'")
+    found = read(script + loop("layer.type == trt.LayerType.NORMALIZATION"))
+    assert found.plan.pinned == NORMS
+    assert [row.entry.line for row in found.rows_of(Status.REFUSED)] == [2, 4, 7]
+    assert found.rows[-2].said == "no layer of this model comes to this line"
 
 
 def test_helpers_are_followed_and_the_rest_is_left_out() -> None:
