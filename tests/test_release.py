@@ -131,6 +131,7 @@ def steps_run(folder: Path, **inputs: str) -> tuple[int, dict[str, str], str]:
             for name, value in step["env"].items()
         }
         variables |= {"GITHUB_OUTPUT": str(outputs), "GITHUB_STEP_SUMMARY": str(summary)}
+        variables |= {"RUNNER_TEMP": str(folder)}
         variables |= {"PATH": f"{tools}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
         # As GitHub runs `shell: bash`.
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
@@ -165,6 +166,8 @@ def test_the_action_fails_as_the_command_does(tmp_path: Path) -> None:
     never = {"model": model, "input": inputs, "requirement": "max_abs<=1e-30"}
     code, found, summary = steps_run(tmp_path, **never, args=ARGS)
     assert code == 1 and found["exit-code"] == "1" and summary
+    code, found, summary = steps_run(tmp_path, **never, args=f"{ARGS} 'open", out="other")
+    assert code == 1 and not found, "words that cannot be read end the step before the run"
     code, found, summary = steps_run(tmp_path, model="absent.onnx", input=inputs, out="other")
     assert (code, found, summary) == (2, {"exit-code": "2"}, "")  # nothing to show
 

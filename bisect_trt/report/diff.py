@@ -251,7 +251,7 @@ def _worse(before: Record, after: Record, requirements: pd.DataFrame) -> Iterato
         yield f"{text} was met and is missed."
     if before.passed and not after.passed:
         yield f"A plan met the requirements and none does now: {after.sentence}"
-    elif before.exit_code < after.exit_code:
+    elif before.is_met and not after.is_met:
         yield "The run ended with 0 and now with 1: its budget left a plan that a test refutes."
     if before.validation is not None and after.validation is not None:
         was, now = before.validation.word, after.validation.word

@@ -43,6 +43,9 @@ _NOT_JUDGED = {
 }
 
 
+NOT_VALIDATED = "exit code 1, since --strict asks for a validated answer"
+
+
 @dataclass(frozen=True)
 class Line:
     """A line with its ``label``; the text is to be copied, and never broken, if ``is_code``."""
@@ -126,6 +129,8 @@ def lines_below(result: Record, *, on_page: bool = False) -> list[Line]:
             lines.append(Line("", f"--noTF32 is required: {reason}"))
     if not on_page:
         lines.append(Line("Report", f"{result.folder}/report.html", is_code=True))
+    if result.strict and result.is_met and not result.is_validated:
+        lines.append(Line("Strict", NOT_VALIDATED))
     lines += [Line("Next", "; ".join(steps))] if (steps := next_steps(result)) else []
     return lines
 

@@ -10,6 +10,7 @@ from bisect_trt.base.display import xml_text
 from bisect_trt.base.outcomes import InputKind, Validation, word_of
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.time_limits import JudgedLimit
+from bisect_trt.report.first_lines import NOT_VALIDATED
 from bisect_trt.report.headline import headline
 from bisect_trt.report.record import Record
 from bisect_trt.report.tables import judged_scores
@@ -86,6 +87,8 @@ def _requirements(result: Record) -> Iterator[_Case]:
         fails = not result.passed and text in missed
         failure = f"{result.sentence} {score}" if fails else ""
         yield _Case(f"requirement {text}", failure, shown=score)
+    if result.strict and result.is_met:
+        yield _Case("validated (--strict)", "" if result.is_validated else NOT_VALIDATED)
 
 
 def _limit(limit: JudgedLimit, result: Record) -> _Case:

@@ -24,9 +24,9 @@ def note_blank(problem: Problem, context: Context, answer: PrecisionPlan) -> Non
     blank = replace(scaled(problem.samples[0], 0.0), name="zeros")
     if not any(array.dtype.kind == "f" for array in blank.arrays.values()):
         return
-    layer = context.recalled(
-        "blank", [answer.digest, blank.digest], lambda: _first_lost(context, blank, answer)
-    )
+    parts, layer = [answer.digest, blank.digest], ""
+    with suppress(RunnerFailedError):  # the model does not take zeros
+        layer = context.recalled("blank", parts, lambda: _first_lost(context, blank, answer))
     if layer:
         message = (
             f"an input of zeros gives no number: {layer} is the first layer without one, and FP32 "
@@ -37,12 +37,10 @@ def note_blank(problem: Problem, context: Context, answer: PrecisionPlan) -> Non
 
 def _first_lost(context: Context, blank: Sample, answer: PrecisionPlan) -> str:
     """The first layer that loses its numbers, where an output does; '' where none does."""
-    with suppress(RunnerFailedError):
-        exact = context.references.of(blank)
-        (reduced,) = context.emulator.outputs(answer, [blank])
-        if all(map(all_finite, reduced.values())) or not all(map(all_finite, exact.values())):
-            return ""
-        for values in context.emulator.trace(blank, answer):
-            if all_finite(values.reference) and not all_finite(values.accumulated):
-                return values.layer
-    return ""
+    exact = context.references.of(blank)
+    (reduced,) = context.emulator.outputs(answer, [blank])
+    if all(map(all_finite, reduced.values())) or not all(map(all_finite, exact.values())):
+        return ""
+    traced = context.emulator.trace(blank, answer)
+    lost = (v.layer for v in traced if all_finite(v.reference) and not all_finite(v.accumulated))
+    return next(lost, "")

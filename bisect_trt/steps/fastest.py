@@ -212,7 +212,8 @@ def time_beside(context: Context, builds: Mapping[str, Build]) -> Timing | None:
             message = f"engines were not timed beside each other: {one_line(error)}"
             context.note(Finding("not-timed", "", message))
             return None
-        if not any(plan.failure for plan in timing.plans.values()):
+        # Times that something disturbed are measured again by the next run.
+        if not timing.notes() and not any(plan.failure for plan in timing.plans.values()):
             context.cache.record_later(Row(key, TIMES, timing.as_data()))
     context.note(*(Finding("timing", "", note) for note in timing.notes()))
     return timing

@@ -199,6 +199,15 @@ def test_a_bound_is_the_same_however_it_is_written(one: str, other: str, same: b
     assert (set(found["before"]) | set(found["after"]) == {"met"}) is same
 
 
+def test_strict_alone_makes_no_run_worse() -> None:
+    few = synthetic_result(4)
+    assert few.validation is not None
+    unsure = replace(few.validation, holdout=Tally(11, 12, 0.66, 1.2, "x"))
+    before = replace(few, validation=unsure)
+    after = replace(before, strict=True)
+    assert (before.exit_code, after.exit_code) == (0, 1) and not diff_runs(before, after).worse
+
+
 def in_gate(folder: Path, *limits: JudgedLimit) -> Path:
     """The folder of a run in a gate that held it to ``limits``."""
     held = [limit.as_json() for limit in limits]

@@ -16,6 +16,7 @@ from bisect_trt.metrics.parser import parse_known
 from bisect_trt.report.build import build_command, why_no_tf32
 from bisect_trt.report.choices import Choice, Passes
 from bisect_trt.report.first_lines import verdict_line
+from bisect_trt.report.junit import as_junit
 from bisect_trt.report.record import Record
 from bisect_trt.report.tables import choices_table
 from bisect_trt.report.terminal import MAX_LINES, ProgressObserver, plain, print_verdict
@@ -63,6 +64,11 @@ def test_the_verdict_comes_first_in_words_and_is_what_run_json_says() -> None:
         # With --strict only what is validated is 0; without it what is met is.
         assert replace(result, strict=True).exit_code == code
         assert result.exit_code == (0 if result.passed else 1)
+        # What --strict alone refuses is said, and is a failure for CI too.
+        asks = replace(result, strict=True)
+        refuses = result.passed and code == 1
+        assert any("--strict asks" in line for line in shown(asks)) == refuses
+        assert ('message="exit code 1, since --strict' in as_junit(asks)) == refuses
     assert verdict_line(replace(RESULT, choice_rows=ROWS, pins=RESULT.pins.head(0))) == (
         "VALIDATED after repair"
     )

@@ -210,6 +210,17 @@ def test_a_repeated_command_times_nothing_and_answers_the_same(tmp_path: Path) -
     assert other.timed != [] and fresh.pinned != first.pinned
 
 
+def test_times_that_something_disturbed_are_measured_again(tmp_path: Path) -> None:
+    class Slowed(Timer):
+        def __call__(self, builds: Mapping[str, Build], sample: Sample) -> Timing:
+            return replace(super().__call__(builds, sample), condition=GpuCondition(300, 1980, 1))
+
+    timed_run(Slowed(dear_matrices), tmp_path)
+    other = Timer(dear_matrices)
+    timed_run(other, tmp_path)
+    assert other.timed != []
+
+
 def test_times_are_read_as_they_were_written() -> None:
     rounds = RoundTimes((math.nan, 1.0), (2.0, 3.0)), RoundTimes(failure="out of memory")
     plans = {str(n): PlanTime(one) for n, one in enumerate(rounds)}
