@@ -12,12 +12,13 @@ from bisect_trt.metrics.rounding import rounded
 from bisect_trt.model.emulated import rounding_model
 from tests.fuzz.campaign import Tally, plan_failures, recipe_for, search_failures
 from tests.fuzz.graphs import Recipe, generate, recipe_of
-from tests.fuzz.interpreter import BF16, to_type
+from tests.fuzz.interpreter import to_type
+from tests.fuzz.operators import BF16
 from tests.repair.graphs import run
 
 FOUND = Path(__file__).parent / "found" / "seeds.txt"
-PLAN_SEEDS, PER_TEST = 170, 17
-SEARCH_SEEDS = range(20)
+PLAN_SEEDS, PER_TEST = 120, 20
+SEARCH_SEEDS = range(14)
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
