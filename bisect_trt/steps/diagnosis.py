@@ -41,11 +41,13 @@ MAX_EVALUATED = 16
 class Suspects:
     """Layers that the precision cannot hold the constants of, each with words on the number.
 
-    ``heavy``: a constant is beyond the range; ``lost``: little is left of one.
+    ``heavy``: a constant is beyond the range; ``lost``: little is left of one. ``readers`` are the
+    layers that read what a layer gives.
     """
 
     heavy: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
+    readers: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 def diagnose_reduced(
@@ -152,6 +154,12 @@ class _Ends:
         few_bits = (self._size > 0.0) & (self._size <= 50.0 * SMALLEST_SUBNORMAL[self.precision])
         return frozenset(str(n) for n in self._size.index[few_bits])
 
+    def under_and_readers(self) -> frozenset[str]:
+        """The layers under the range, and those that read them: a reduced one rounds them anew."""
+        readers = self._suspects.readers
+        found = frozenset(self.under).union(*(readers.get(n, ()) for n in self.under))
+        return found.difference(self.over)
+
     def cause(self, cause: Cause, layers: Sequence[str]) -> CauseFound:
         """``cause`` in ``layers``, with the number that matters."""
         sentence = self._overflow(layers) if cause is Cause.OVERFLOW else self._underflow(layers)
@@ -191,7 +199,7 @@ def _beyond_an_end(
     """Overflow and underflow, the larger first, where each makes half of the error."""
     if not ends.over and not ends.under:
         return []
-    over, under = frozenset(ends.over), frozenset(ends.under)
+    over, under = frozenset(ends.over), ends.under_and_readers()
     # Four runs tell the ends apart: with nothing pinned, one end pinned, the other, and both.
     before, neither = pinned(over | under)
     if math.isnan(before) or before <= 1.0:
@@ -346,7 +354,22 @@ def _suspects(problem: Problem, heavy: frozenset[str]) -> Suspects:
     return Suspects(
         {name: largest_constant(graph, name) for name in sorted(heavy & searched)},
         {name: found.words(precision) for name, found in lost.items() if name in searched},
+        _readers(problem),
     )
+
+
+def _readers(problem: Problem) -> dict[str, frozenset[str]]:
+    """The searched layers that read what each of them gives."""
+    searched = set(problem.names)
+    layers = [layer for layer in problem.layers if layer.name in searched]
+    by_tensor: dict[str, list[str]] = {}
+    for layer in layers:
+        for tensor in layer.inputs:
+            by_tensor.setdefault(tensor, []).append(layer.name)
+    return {
+        layer.name: frozenset(name for o in layer.outputs for name in by_tensor.get(o, ()))
+        for layer in layers
+    }
 
 
 def _without_engine(

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz.campaign import Tally, campaign
-
-
-def _quiet() -> None:
-    """Keeps the warnings of ONNX Runtime, and the time of others, out of a campaign."""
-    import warnings
-
-    import onnxruntime as ort
-
-    os.nice(10)
-    ort.set_default_logger_severity(4)
-    warnings.simplefilter("ignore")
+from tests.fuzz.campaign import Tally, campaign, quiet
 
 
 def main() -> None:
@@ -37,7 +25,7 @@ def main() -> None:
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     print(f"seeds from {first}, failures go to {chosen.out}", flush=True)
     ends, tally = time.monotonic() + 60.0 * chosen.minutes, Tally()
-    workers = ProcessPoolExecutor(chosen.processes, get_context("spawn"), _quiet)
+    workers = ProcessPoolExecutor(chosen.processes, get_context("spawn"), quiet)
     with workers:
         parts = [
             workers.submit(

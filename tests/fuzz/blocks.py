@@ -362,7 +362,7 @@ def called(net: Net, x: Tensor) -> Tensor:
 def chosen(net: Net, x: Tensor) -> Tensor:
     """The largest values, or their places, as a further output."""
     if net.chance(0.5):
-        values, places = net.op("TopK", x.name, net.ints(3), outputs=2, axis=-1)
+        values, places = net.op("TopK", x.name, net.ints(min(3, x.width)), outputs=2, axis=-1)
         net.taps += [(values, F), (places, L)]
     else:
         net.taps.append((net.op("ArgMax", x.name, axis=-1, keepdims=net.pick([0, 1])), L))

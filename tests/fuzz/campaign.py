@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import onnxruntime as ort
 
 from tests.fuzz.faults import FAULTS
 from tests.fuzz.graphs import Recipe, generate
@@ -63,6 +67,13 @@ class Tally:
                 yield f"  {kind}: " + ", ".join(
                     f"{n} {w or 'not blamed'}" for w, n in counts.items()
                 )
+
+
+def quiet() -> None:
+    """Keeps the warnings of ONNX Runtime, and the time of others, out of a process's campaign."""
+    os.nice(10)
+    ort.set_default_logger_severity(4)
+    warnings.simplefilter("ignore")
 
 
 def recipe_for(number: int) -> Recipe:
