@@ -129,7 +129,7 @@ def campaign(first: int, step: int, ends: float, out: Path, *, shrinks: bool = T
 def _smaller_search(recipe: Recipe, failure: Failure) -> Recipe:
     def fails(smaller: Recipe) -> bool:
         found = search_failures(smaller, Tally())
-        return any(f.relation == failure.relation for f in found)
+        return any(f.is_like(failure) for f in found)
 
     return fewer_blocks(recipe, fails)
 
@@ -139,14 +139,14 @@ def _smaller_plan(recipe: Recipe, case: Case, failure: Failure) -> tuple[Recipe,
 
     def found(smaller: Recipe) -> Iterator[Case]:
         for other, told in plan_failures(smaller):
-            if other.plan.base is base and told.relation == failure.relation:
+            if other.plan.base is base and told.is_like(failure):
                 yield other
 
     least = fewer_blocks(recipe, lambda smaller: any(found(smaller)))
     smaller = next(found(least), None)
     if smaller is None:
         return recipe, case
-    return least, fewer_nodes(smaller, failure.relation)
+    return least, fewer_nodes(smaller, failure)
 
 
 def _line(recipe: Recipe, failure: Failure, case: Case | None = None) -> dict[str, Any]:

@@ -30,10 +30,18 @@ STORED = "__stored"
 
 @dataclass(frozen=True)
 class Failure:
-    """A relation that does not hold, and what was seen instead."""
+    """A relation that does not hold, and what was seen instead.
+
+    ``raised`` says which exception came from where; empty where none did.
+    """
 
     relation: str
     detail: str
+    raised: str = ""
+
+    def is_like(self, other: Failure) -> bool:
+        """Whether this is the same kind of failure: what a smaller network must show too."""
+        return (self.relation, self.raised) == (other.relation, other.raised)
 
 
 @dataclass(frozen=True)
@@ -83,11 +91,11 @@ def cases(network: Network) -> Iterator[Case]:
         yield Case(network.model, network.feeds, PrecisionPlan(base, pinned), network.recipe.seed)
 
 
-def describe(error: Exception) -> str:
-    """An exception in a line: what, and where it came from."""
+def raised_in(relation: str, error: Exception) -> Failure:
+    """The failure that an exception is."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
-    return f"{type(error).__name__} at {where}: {str(error)[:200]}"
+    where = f"{type(error).__name__} at {last.filename.rpartition('/')[2]}:{last.lineno}"
+    return Failure(relation, f"{where}: {str(error)[:200]}", where)
 
 
 def failures(case: Case) -> list[Failure]:
@@ -97,7 +105,7 @@ def failures(case: Case) -> list[Failure]:
         try:
             found += [Failure(name, detail) for detail in relation(case)]
         except Exception as error:  # the product's, of whatever kind
-            found.append(Failure(name, describe(error)))
+            found.append(raised_in(name, error))
     return found
 
 

@@ -18,11 +18,12 @@ from bisect_trt.base.outcomes import Cause
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.graph import Graph, to_typed
 from bisect_trt.model.load import load_model
+from tests.command import call
 from tests.copies import EIGHT
 from tests.fuzz.graphs import Network
 from tests.fuzz.interpreter import Interpreter
 from tests.fuzz.net import Arrays
-from tests.fuzz.relations import Failure, describe
+from tests.fuzz.relations import Failure, raised_in
 from tests.repair.graphs import run
 
 TOLERANCE = 1e-2
@@ -141,6 +142,9 @@ def searched(network: Network, folder: Path) -> Search:
         if network.recipe.seed % 4 == 0:
             again = _run(network, folder / "again", **options)
             found += [Failure("twice is the same", told) for told in _differs(result, again)]
+        if network.recipe.seed % 4 == 2:
+            told_by = _commanded(network, result, folder, options)
+            found += [Failure("the command ends like the call", told) for told in told_by]
         if network.recipe.seed % 4 == 1:
             loose = _run(
                 network,
@@ -153,7 +157,7 @@ def searched(network: Network, folder: Path) -> Search:
             ]
     except Exception as error:
         kind = "a refused input" if isinstance(error, BisectError) else "a traceback"
-        found.append(Failure(kind, describe(error)))
+        found.append(raised_in(kind, error))
     return Search(found, named, time.monotonic() - begun, cause)
 
 
@@ -260,6 +264,23 @@ def _scaled(name: str, array: np.ndarray, factor: float, mask: float | None) -> 
     if name.startswith("mask"):
         return array if mask is None else np.full_like(array, mask)
     return (array * np.float32(factor)).astype(np.float32)
+
+
+def _commanded(
+    network: Network, result: bisect_trt.Result, folder: Path, options: dict[str, Any]
+) -> Iterator[str]:
+    """The command line on the same files: its exit code, and no traceback."""
+    onnx.save(network.model, folder / "m.onnx")
+    words: list[object] = ["run", folder / "m.onnx", "--runner", "emulated", "--robust", "0"]
+    for number, feed in enumerate(network.feeds):
+        np.savez(folder / f"x{number}.npz", **feed)
+        words += ["--input", folder / f"x{number}.npz"]
+    words += ["--requirement", options["require"], "--repair", options["repair"]]
+    ended = call(*words, "--weights", "nearest", "--out", folder / "command", limits=EIGHT)
+    if ended.exit_code != result.exit_code:
+        yield f"exit code {ended.exit_code} instead of {result.exit_code}: {ended.output[-200:]}"
+    if ended.exception is not None and not isinstance(ended.exception, SystemExit):
+        yield f"it raises {ended.exception!r}"
 
 
 def _differs(one: bisect_trt.Result, other: bisect_trt.Result) -> Iterator[str]:

@@ -14,7 +14,7 @@ from bisect_trt.model.load import load_model
 from bisect_trt.search.minimise import one_minimal
 from tests.fuzz.graphs import Recipe, generate
 from tests.fuzz.net import Arrays, with_shapes
-from tests.fuzz.relations import Case, failures
+from tests.fuzz.relations import Case, Failure, failures
 from tests.fuzz.transforms import reads
 from tests.repair.graphs import run
 
@@ -38,8 +38,8 @@ def fewer_blocks(recipe: Recipe, fails: Callable[[Recipe], bool]) -> Recipe:
     return without(found.pinned)
 
 
-def fewer_nodes(case: Case, relation: str) -> Case:
-    """``case`` with a one-minimal set of nodes for which ``relation`` still fails."""
+def fewer_nodes(case: Case, failure: Failure) -> Case:
+    """``case`` with a one-minimal set of nodes that still fails like ``failure``."""
     whole = load_model(case.model).proto
     named = dict(zip(node_names(whole.graph.node), whole.graph.node, strict=True))
     recorded = list(_recorded(whole, case.feeds))
@@ -47,7 +47,7 @@ def fewer_nodes(case: Case, relation: str) -> Case:
     def asked(kept: frozenset[str]) -> bool:
         try:
             smaller = _part(case, named, kept, whole, recorded)
-            return any(f.relation == relation for f in failures(smaller))
+            return any(f.is_like(failure) for f in failures(smaller))
         except Exception:  # no model: a tensor without a type, or nothing left
             return False
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.rounding import rounded
@@ -14,6 +16,8 @@ from tests.fuzz.campaign import Tally, plan_failures, recipe_for, search_failure
 from tests.fuzz.graphs import Recipe, generate, recipe_of
 from tests.fuzz.interpreter import to_type
 from tests.fuzz.operators import BF16
+from tests.fuzz.relations import RELATIONS, Case
+from tests.fuzz.shrink import fewer_blocks, fewer_nodes
 from tests.repair.graphs import run
 
 FOUND = Path(__file__).parent / "found" / "seeds.txt"
@@ -67,18 +71,54 @@ def test_what_is_skipped_changes_no_other_block() -> None:
     assert [n.op_type for n in less.node] == kinds
 
 
-@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-def test_the_product_rounds_as_the_interpreter_does(precision: Precision) -> None:
+def rounding_values(precision: Precision) -> NDArray[np.float32]:
     """Every number of the format, every midpoint of two, and the neighbours of each midpoint."""
     dtype = np.dtype(np.float16) if precision is Precision.FP16 else BF16
     numbers = np.arange(1 << 16, dtype=np.uint16).view(dtype).astype(np.float32)
     numbers = np.unique(numbers[np.isfinite(numbers)])
     middle = ((numbers[1:].astype(np.float64) + numbers[:-1]) / 2).astype(np.float32)
     ends = np.float32([65520, -65520, np.nextafter(np.float32(65520), np.float32(0)), np.inf])
-    values = np.concatenate(
-        [numbers, middle, *(np.nextafter(middle, np.float32(s * np.inf)) for s in (-1, 1)), ends]
-    )
+    near = [np.nextafter(middle, np.float32(sign * np.inf)) for sign in (-1, 1)]
+    return np.concatenate([numbers, middle, *near, ends])
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_the_product_rounds_as_the_interpreter_does(precision: Precision) -> None:
+    values = rounding_values(precision)
+    dtype = np.dtype(np.float16) if precision is Precision.FP16 else BF16
     expected = to_type(values, dtype).astype(np.float32)
     assert np.array_equal(rounded(values, precision), expected)
     emulated = run(rounding_model(precision), {"x": values})["y"]
     assert np.array_equal(emulated, expected)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_gfloat_rounds_alike(precision: Precision) -> None:
+    """A third opinion: integers and powers of two, no hardware."""
+    gfloat = pytest.importorskip("gfloat")
+    formats = pytest.importorskip("gfloat.formats")
+    is_fp16 = precision is Precision.FP16
+    kind = formats.format_info_binary16 if is_fp16 else formats.format_info_bfloat16
+    values = rounding_values(precision)
+    expected = gfloat.round_ndarray(kind, values.astype(np.float64))
+    assert np.array_equal(rounded(values, precision), expected.astype(np.float32))
+
+
+def test_a_failure_shrinks_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First to the one block with a softmax, then to the one node."""
+
+    def has_softmax(case: Case) -> Iterator[str]:
+        if any(node.op_type == "Softmax" for node in case.graph.proto.graph.node):
+            yield "it has one"
+
+    monkeypatch.setitem(RELATIONS, "no softmax", has_softmax)
+
+    def fails(recipe: Recipe) -> bool:
+        return any(failure.relation == "no softmax" for _, failure in plan_failures(recipe))
+
+    recipe = next(r for r in map(Recipe, range(100, 200)) if fails(r) and generate(r).drawn > 3)
+    least = fewer_blocks(recipe, fails)
+    assert len(least.skipped) == generate(recipe).drawn - 1
+    (case, failure), *_ = plan_failures(least)
+    case = fewer_nodes(case, failure)
+    assert [node.op_type for node in case.model.graph.node] == ["Softmax"]
