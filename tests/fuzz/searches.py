@@ -212,7 +212,7 @@ def _verified(
         threads=1,
     )
     if checked.passed != result.passed:
-        wrong = [f"{c.name}: {c.detail}" for c in checked.checks if not c.passed]
+        wrong = [f"{c.what}: {c.detail}" for c in checked.checks if c.validation is False]
         yield f"verify says {checked.passed}, run {result.passed}: {'; '.join(wrong)[:300]}"
 
 
