@@ -113,19 +113,28 @@ def _guilty(suspected: Sequence[str], alone: Callable[[str], Evaluation]) -> dic
 
 def _rounding(ends: _Ends, guilty: Mapping[str, float], on: str) -> Diagnosis:
     """Layers that miss the requirement alone, by leaving the range or by rounding."""
-    first = next(iter(guilty))
-    for cause, beyond in ((Cause.OVERFLOW, ends.over), (Cause.UNDERFLOW, ends.under)):
-        if first in beyond:
-            return Diagnosis.of([ends.cause(cause, [n for n in guilty if n in beyond])])
-    if math.isinf(guilty[first]):
-        # The table is made from a few inputs, and this layer leaves the range on others.
-        broken = [n for n, score in guilty.items() if math.isinf(score)]
-        return Diagnosis.of([ends.cause(Cause.OVERFLOW, broken)])
-    sentence = (
-        f"{ends.precision.value.upper()} rounding in {_named(list(guilty))} alone misses the "
-        f"requirement ({times(max(guilty.values()))}{on})."
-    )
-    return Diagnosis.of([CauseFound(Cause.ROUNDING, tuple(guilty), sentence)])
+    found: list[CauseFound] = []
+    left = dict(guilty)
+    for cause, beyond in (
+        (Cause.OVERFLOW, frozenset(ends.over)),
+        (Cause.UNDERFLOW, ends.under_and_readers()),
+    ):
+        if named := [n for n in left if n in beyond]:
+            found.append(ends.cause(cause, named))
+            left = {n: score for n, score in left.items() if n not in beyond}
+    if broken := [n for n, score in left.items() if math.isinf(score)]:
+        # The table is made from a few inputs, and these layers leave the range on others.
+        found.append(ends.cause(Cause.OVERFLOW, broken))
+        left = {n: score for n, score in left.items() if n not in broken}
+    if left:
+        sentence = (
+            f"{ends.precision.value.upper()} rounding in {_named(list(left))} alone misses the "
+            f"requirement ({times(max(left.values()))}{on})."
+        )
+        found.append(CauseFound(Cause.ROUNDING, tuple(left), sentence))
+    # The cause of the layer that misses most comes first.
+    order = list(guilty)
+    return Diagnosis.of(sorted(found, key=lambda one: min(order.index(n) for n in one.layers)))
 
 
 class _Ends:

@@ -103,8 +103,9 @@ def campaign(first: int, step: int, ends: float, out: Path, *, shrinks: bool = T
     """
     tally, number, begun = Tally(), first, time.monotonic()
     while time.monotonic() < ends:
-        recipe = recipe_for(number)
-        is_searched = (number // step) % SEARCH_EVERY == 0
+        turn, place = divmod(number // step, SEARCH_EVERY)
+        is_searched = place == 0
+        recipe = Recipe(number, KINDS[turn % len(KINDS)]) if is_searched else recipe_for(number)
         lines: list[dict[str, Any]] = []
         if is_searched:
             for failure in search_failures(recipe, tally):

@@ -79,6 +79,7 @@ class Result:
     ``error`` is None where the values are no floats. ``is_open`` says that a NaN was made an
     integer, which ONNX leaves to the kernel. ``is_composed`` says that a kernel may reach a number
     that is not finite on another way, as another one: infinity times a weight of zero.
+    ``may_be_nan`` says that an emulated value may be NaN where one alone of the operands was.
     """
 
     values: Array
@@ -86,6 +87,7 @@ class Result:
     error: Array | None = None
     is_open: bool = False
     is_composed: bool = False
+    may_be_nan: bool = False
 
     def stored(self) -> Array:
         """The values in their type."""
@@ -107,6 +109,8 @@ class Result:
         got = found.astype(np.float64)
         lost = np.isnan(self.values)
         wrong = np.where(lost, ~np.isnan(got), ~((low <= got) & (got <= high)))
+        if self.may_be_nan:
+            wrong &= ~np.isnan(got)
         if self.is_composed:
             wrong &= np.isfinite(low) | np.isfinite(got)
         if not wrong.any():
@@ -292,9 +296,9 @@ def results_of(node: onnx.NodeProto, inputs: Sequence[Array | None], opset: int)
             not np.isfinite(a).all() for a in wide if a is not None and a.dtype == np.float64
         )
         is_place = node.op_type == "MaxPool" and not is_float
-        is_open = is_place or hidden or (lost and (not is_float or node.op_type == "TopK"))
+        is_open = is_place or (lost and (not is_float or node.op_type == "TopK"))
         is_composed = node.op_type not in EXACT | SUMS
-        found.append(Result(kept, dtype, bound, is_open, is_composed))
+        found.append(Result(kept, dtype, bound, is_open, is_composed, hidden))
     return found
 
 
