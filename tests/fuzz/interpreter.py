@@ -57,10 +57,11 @@ ABSOLUTE_ERROR = 4e-8
 """What ONNX Runtime's kernels may be off by near zero."""
 
 SATURATING_ERROR = 2e-7
-"""The same of operators that hold a sigmoid or a tanh, which it computes by a ratio."""
+"""The same of operators that hold a sigmoid, a tanh, or an exponential less one."""
 
 SATURATING = frozenset(
     {"Sigmoid", "Tanh", "Erf", "Gelu", "Mish", "Swish", "Softplus", "LSTM", "GRU", "RNN"}
+    | {"Elu", "Selu", "Celu"}
 )
 
 RECURRENT = frozenset({"LSTM", "GRU"})
