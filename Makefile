@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := .cache/demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-all cases docs dist gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
+.PHONY: demo test test-all fuzz cases docs dist gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,10 @@ test: $(VENV)/.ready $(DEMO)/page.npz
 test-all: $(VENV)/.ready $(DEMO)/page.npz
 	$(PYTEST) $(if $(COVERAGE),--cov-append) -m "slow and not gpu"
 	$(if $(COVERAGE),$(BIN)/python -m coverage report)
+
+# Random networks for two hours on two cores, other ones each time; failures go to reports/fuzz.jsonl. FUZZ="--minutes 5" for less.
+fuzz: $(VENV)/.ready
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 # Public bug reports as small models: one table, an error where an answer is not the right one.
 cases: $(VENV)/.ready

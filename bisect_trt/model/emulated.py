@@ -29,6 +29,9 @@ _RECURRENT = frozenset({"LSTM", "GRU"})
 _MAXIMA = frozenset({"MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin"})
 """Operators that ignore a NaN, always or at some places of a window."""
 
+_POOLS = frozenset({"MaxPool", "GlobalMaxPool"})
+"""Operators that begin with the lowest number, and give it for minus infinities."""
+
 _INDICES = frozenset({"ArgMax", "ArgMin"})
 """Operators that give the index of another element than the NaN."""
 
@@ -97,7 +100,10 @@ def _recurrent(
 
 
 def _maximum(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
-    """Adds 0 / 0 to the first output where the same operator meets a NaN, else 0 / 1."""
+    """Adds 0 / 0 to the first output where the same operator meets a NaN, else 0 / 1.
+
+    A pool of minus infinities gives the lowest number, which becomes minus infinity again.
+    """
     name = node.output[0]
     is_nan, seen, found = (fresh(f"{name}__{what}") for what in ("nan", "seen", "found"))
     one, zero, rest, lost = (fresh(f"{name}__{what}") for what in ("one", "zero", "rest", "lost"))
@@ -112,6 +118,8 @@ def _maximum(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> l
     negated = fresh(f"{name}__turned") if node.op_type == "ReduceMin" else ""
     if negated:  # a minimum finds minus one, not one
         again.input[0] = negated
+    is_pool = node.op_type in _POOLS and opset >= 9  # Where came with opset 9
+    total = fresh(f"{name}__total") if is_pool else name
     return [
         node,
         *_is_nan(node.input[0], is_nan, fresh, opset),
@@ -122,7 +130,20 @@ def _maximum(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> l
         _constant(zero, np.float32(0.0)),
         helper.make_node("Add" if negated else "Sub", [one, found], [rest]),
         helper.make_node("Div", [zero, rest], [lost]),
-        helper.make_node("Add", [node.output[0], lost], [name]),
+        helper.make_node("Add", [node.output[0], lost], [total]),
+        *(_infinite_again(total, name, fresh) if is_pool else ()),
+    ]
+
+
+def _infinite_again(total: str, name: str, fresh: Callable[[str], str]) -> list[onnx.NodeProto]:
+    """Nodes that give ``total`` as ``name``, the lowest number as minus infinity."""
+    limit, low, end = (fresh(f"{name}__{what}") for what in ("limit", "low", "end"))
+    lowest = np.finfo(np.float32).min
+    return [
+        _constant(limit, np.nextafter(lowest, np.float32(0.0))),
+        _constant(end, np.float32(-np.inf)),
+        helper.make_node("Less", [total, limit], [low]),
+        helper.make_node("Where", [low, end, total], [name]),
     ]
 
 

@@ -10,6 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from bisect_trt.model.graph import Graph, as_graph
+from bisect_trt.model.walk import subgraphs
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,16 @@ def find_patterns(model: onnx.ModelProto | Graph) -> list[Pattern]:
 
 
 def _light(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the graph without its weights."""
+    """A copy of the main graph without its weights and its bodies."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     light.graph.name = model.graph.name
     light.graph.input.extend(model.graph.input)
     light.graph.output.extend(model.graph.output)
     light.graph.node.extend(n for n in model.graph.node if n.op_type != "Constant")
+    for node in light.graph.node:
+        # graphsurgeon counts a body's nodes among the readers of a tensor outside.
+        for name, _ in list(subgraphs(node)):
+            node.attribute.remove(next(a for a in node.attribute if a.name == name))
     return light
 
 

@@ -41,11 +41,13 @@ MAX_EVALUATED = 16
 class Suspects:
     """Layers that the precision cannot hold the constants of, each with words on the number.
 
-    ``heavy``: a constant is beyond the range; ``lost``: little is left of one.
+    ``heavy``: a constant is beyond the range; ``lost``: little is left of one. ``readers`` are the
+    layers that read what a layer gives.
     """
 
     heavy: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
+    readers: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 def diagnose_reduced(
@@ -111,19 +113,28 @@ def _guilty(suspected: Sequence[str], alone: Callable[[str], Evaluation]) -> dic
 
 def _rounding(ends: _Ends, guilty: Mapping[str, float], on: str) -> Diagnosis:
     """Layers that miss the requirement alone, by leaving the range or by rounding."""
-    first = next(iter(guilty))
-    for cause, beyond in ((Cause.OVERFLOW, ends.over), (Cause.UNDERFLOW, ends.under)):
-        if first in beyond:
-            return Diagnosis.of([ends.cause(cause, [n for n in guilty if n in beyond])])
-    if math.isinf(guilty[first]):
-        # The table is made from a few inputs, and this layer leaves the range on others.
-        broken = [n for n, score in guilty.items() if math.isinf(score)]
-        return Diagnosis.of([ends.cause(Cause.OVERFLOW, broken)])
-    sentence = (
-        f"{ends.precision.value.upper()} rounding in {_named(list(guilty))} alone misses the "
-        f"requirement ({times(max(guilty.values()))}{on})."
-    )
-    return Diagnosis.of([CauseFound(Cause.ROUNDING, tuple(guilty), sentence)])
+    found: list[CauseFound] = []
+    left = dict(guilty)
+    for cause, beyond in (
+        (Cause.OVERFLOW, frozenset(ends.over)),
+        (Cause.UNDERFLOW, ends.under_and_readers()),
+    ):
+        if named := [n for n in left if n in beyond]:
+            found.append(ends.cause(cause, named))
+            left = {n: score for n, score in left.items() if n not in beyond}
+    if broken := [n for n, score in left.items() if math.isinf(score)]:
+        # The table is made from a few inputs, and these layers leave the range on others.
+        found.append(ends.cause(Cause.OVERFLOW, broken))
+        left = {n: score for n, score in left.items() if n not in broken}
+    if left:
+        sentence = (
+            f"{ends.precision.value.upper()} rounding in {_named(list(left))} alone misses the "
+            f"requirement ({times(max(left.values()))}{on})."
+        )
+        found.append(CauseFound(Cause.ROUNDING, tuple(left), sentence))
+    # The cause of the layer that misses most comes first.
+    order = list(guilty)
+    return Diagnosis.of(sorted(found, key=lambda one: min(order.index(n) for n in one.layers)))
 
 
 class _Ends:
@@ -151,6 +162,12 @@ class _Ends:
         # Values of at most 50 of the smallest steps are rounded by one in a hundred or more.
         few_bits = (self._size > 0.0) & (self._size <= 50.0 * SMALLEST_SUBNORMAL[self.precision])
         return frozenset(str(n) for n in self._size.index[few_bits])
+
+    def under_and_readers(self) -> frozenset[str]:
+        """The layers under the range, and those that read them: a reduced one rounds them anew."""
+        readers = self._suspects.readers
+        found = frozenset(self.under).union(*(readers.get(n, ()) for n in self.under))
+        return found.difference(self.over)
 
     def cause(self, cause: Cause, layers: Sequence[str]) -> CauseFound:
         """``cause`` in ``layers``, with the number that matters."""
@@ -191,7 +208,7 @@ def _beyond_an_end(
     """Overflow and underflow, the larger first, where each makes half of the error."""
     if not ends.over and not ends.under:
         return []
-    over, under = frozenset(ends.over), frozenset(ends.under)
+    over, under = frozenset(ends.over), ends.under_and_readers()
     # Four runs tell the ends apart: with nothing pinned, one end pinned, the other, and both.
     before, neither = pinned(over | under)
     if math.isnan(before) or before <= 1.0:
@@ -346,7 +363,22 @@ def _suspects(problem: Problem, heavy: frozenset[str]) -> Suspects:
     return Suspects(
         {name: largest_constant(graph, name) for name in sorted(heavy & searched)},
         {name: found.words(precision) for name, found in lost.items() if name in searched},
+        _readers(problem),
     )
+
+
+def _readers(problem: Problem) -> dict[str, frozenset[str]]:
+    """The searched layers that read what each of them gives."""
+    searched = set(problem.names)
+    layers = [layer for layer in problem.layers if layer.name in searched]
+    by_tensor: dict[str, list[str]] = {}
+    for layer in layers:
+        for tensor in layer.inputs:
+            by_tensor.setdefault(tensor, []).append(layer.name)
+    return {
+        layer.name: frozenset(name for o in layer.outputs for name in by_tensor.get(o, ()))
+        for layer in layers
+    }
 
 
 def _without_engine(

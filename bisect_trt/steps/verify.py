@@ -48,7 +48,7 @@ from bisect_trt.model.tensor_types import complaint_of, infer_types
 from bisect_trt.model.typed import to_typed
 from bisect_trt.runners.process import IsolatedWorker
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
-from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
+from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing, producers_of
 from bisect_trt.runners.tensorrt.records import EngineRequest, installed_module
 from bisect_trt.runners.tensorrt.runner import BUILD_WORKER
 from bisect_trt.settings import Settings, within_threads
@@ -169,12 +169,12 @@ def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
     if not plan.base.is_storage:
         return Check(what, None, f"{plan.base.value.upper()} is no type")
     layers = graph.layers
-    producers = {tensor: layer.name for layer in layers for tensor in layer.outputs}
     profile = profile_of(graph.proto, problem.samples, settings.profile)
     values = values_of(problem.samples)
 
     def types_of(worker: IsolatedWorker, model: onnx.ModelProto) -> dict[str, Sequence[str]]:
         with file_form(model) as source:
+            producers = producers_of(graph, model)
             request = EngineRequest(source, profile, False, producers=producers, values=values)
             found: dict[str, Sequence[str]] = worker.call(
                 "types", request, timeout_s=settings.evaluation_timeout

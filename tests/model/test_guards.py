@@ -288,3 +288,13 @@ def test_an_integer_made_of_nan_is_not_finite() -> None:
     assert not tensor_error(right, np.array([1, LOST, 3])).finite
     assert tensor_error(np.array([1, LOST, 3]), np.array([1, LOST, 3])).finite
     assert helper.np_dtype_to_tensor_dtype(right.dtype) == TensorProto.INT64
+
+
+def test_a_pool_of_minus_infinities_gives_one() -> None:
+    """Found by random networks: ONNX Runtime's begins with the lowest number, and gives that."""
+    x = RANDOM.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    x[0, 1] = -np.inf
+    model = Kernel("GlobalMaxPool", x).model()
+    assert np.isfinite(run_model(model, {"x": x})[0]).all(), "the kernel hides it"
+    found = run_model(to_emulated(model, FP32), {"x": x})[0].reshape(2)
+    assert found[0] == x[0, 0].max() and found[1] == -np.inf

@@ -174,6 +174,26 @@ def test_a_residual_addition_is_not_part_of_the_norm() -> None:
     )
 
 
+def test_a_body_that_reads_the_norm_is_not_part_of_it() -> None:
+    """The run ended with a traceback where an If scales a normalised value."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 4] x, bool go) => (float[2, 4] y) <float eps = {1e-5}, float two = {2}> {
+            s = Pow(x, two)
+            v = ReduceMean<axes=[-1]>(s)
+            e = Add(v, eps)
+            d = Sqrt(e)
+            n = Div(x, d)
+            y = If (go) <
+                then_branch = a () => (float[2, 4] p) { p = Mul(n, two) },
+                else_branch = b () => (float[2, 4] q) { q = Neg(n) }
+            >
+        }
+    """)
+    (found,) = find_patterns(model)
+    assert (found.kind, len(found.layers)) == ("RMSNorm", 5)
+
+
 def test_weights_out_of_range_are_named() -> None:
     f = TensorProto.FLOAT
     weights = {

@@ -18,27 +18,29 @@ from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers, to_typed
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
 from bisect_trt.model.outputs import mark_outputs
 from bisect_trt.model.save import file_form, save_model
-from bisect_trt.runners.tensorrt.build import build_engine
-from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
+from bisect_trt.runners.tensorrt.build import build_engine, make_logger, node_types, parse
+from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing, producers_of
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest, Profile, import_tensorrt
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner, profile_of
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import ALL, healthy
 from tests import models
+from tests.fuzz.zoo import ZOO, Entry, model_of
 
 TRT = import_tensorrt("tensorrt_rtx")
 TYPE = {Precision.FP16: "HALF", Precision.BF16: "BF16", Precision.FP32: "FLOAT"}
 
 
 def build(model: onnx.ModelProto, plan: PrecisionPlan, profile: Profile) -> Built:
-    producers = {tensor: layer.name for layer in list_layers(model) for tensor in layer.outputs}
-    typed = to_typed(model, plan).SerializeToString()
+    typed = to_typed(model, plan)
+    producers, content = producers_of(Graph(model), typed), typed.SerializeToString()
     return build_engine(
-        TRT, EngineRequest(typed, profile, plan.base is Precision.TF32, producers=producers)
+        TRT, EngineRequest(content, profile, plan.base is Precision.TF32, producers=producers)
     )
 
 
@@ -97,6 +99,23 @@ def test_ocr_models(path: Any) -> None:
             else models.line(320 if path == models.RECOGNISER else 192)
         },
     )
+
+
+ENTRIES = [entry for entry in ZOO if entry.op in ("Pow", "ReduceL2", "Shrink", "Dropout", "Max")]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.op)
+def test_what_the_parser_computes_in_fp32_has_the_plan_s_type(entry: Entry) -> None:
+    """It casts there and back by itself, or makes no layer: `verify` took the plan for broken."""
+    graph, plan = Graph(model_of(entry, entry.until)[0]), PrecisionPlan("fp16")
+    typed = to_typed(graph, plan)
+    request = EngineRequest(typed.SerializeToString(), {}, tf32=False)
+    logger = make_logger(TRT)
+    builder = TRT.Builder(logger)
+    network = parse(TRT, builder, logger, request)
+    types = node_types(TRT, network, producers_of(graph, typed))
+    assert dishonoured_after_parsing(graph.layers_at(plan.base), plan, types) == []
+    assert types["make0"] == ("HALF",)
 
 
 def test_layers_behind_a_choice_are_seen() -> None:

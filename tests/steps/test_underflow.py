@@ -92,6 +92,20 @@ def test_two_causes_are_both_named(tmp_path: Path) -> None:
     assert all(c["layers"] and c["sentence"] for c in saved)
 
 
+def test_a_second_cause_is_named_where_a_reduced_layer_reads_what_is_too_small(
+    tmp_path: Path,
+) -> None:
+    """Random networks with two faults: `tiny` alone in FP32 is rounded to zero again by `back`."""
+    body = """
+        [up] a = Mul(x, k) [far] b = Mul(a, k) [down] c = Div(b, k) [near] d = Div(c, k)
+        [tiny] t = Mul(d, w) [back] e = Mul(t, m) [more] f = Mul(e, m) y = Add(f, d)"""
+    constants = "float k = {600}, float w = {1e-9}, float m = {3e4}"
+    result = run(parsed(body, constants=constants), tmp_path)
+    assert {c.name for c in result.causes} == {Cause.OVERFLOW, Cause.UNDERFLOW}
+    (small,) = (c.layers for c in result.causes if c.name is Cause.UNDERFLOW)
+    assert "tiny" in small
+
+
 def test_a_constant_that_becomes_infinite_is_no_rounding(tmp_path: Path) -> None:
     """The output hides it: 0 times infinity is NaN, and NaN is not larger than anything."""
     body = """

@@ -138,14 +138,17 @@ def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str
     for layer in _layers(network):
         outputs = [t for t in _outputs(layer) if t is not None]
         types = tuple(tensor.dtype.name for tensor in outputs)
-        # The layers of a Loop have no metadata: there an output tensor's name tells the node.
+        entries = tuple(_metadata(layer))
+        # The layers of a Loop have no metadata: there an output tensor's name tells the node. Nor
+        # has the Cast behind a ReduceL2, which the parser computes in FP32 and gives back reduced.
         for tensor in outputs:
             if tensor.name in producers:
-                by_node.setdefault(producers[tensor.name], (tensor.dtype.name,))
+                node, own = producers[tensor.name], (tensor.dtype.name,)
+                by_node[node] = by_node.get(node, own) if entries else own
         if layer.type is trt.LayerType.CONSTANT:
             continue
         # A node may become several layers: the last one gives its result.
-        for entry in _metadata(layer):
+        for entry in entries:
             # Nodes inside and behind an If are written "third | if (If)", which may also be a name.
             node = entry if entry in names else entry.partition(" | ")[0]
             by_node |= dict.fromkeys((entry, node), types)

@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import onnx
+
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
 from bisect_trt.runners.tensorrt.records import EngineAnswer, EngineLayer
 
@@ -54,6 +57,20 @@ def facts_of(
         "engine_layers": len(answer.layers),
         "read_back": sum(layer.name in answer.types for layer in layers),
         "findings": [vars(f) for f in findings],
+    }
+
+
+def producers_of(graph: Graph, written: onnx.ModelProto) -> dict[str, str]:
+    """The layer that gives each tensor of ``written``, a plan of ``graph``: its first float output.
+
+    An output of the model is another tensor there: the Cast that gives it is no layer.
+    """
+    nodes = graph.proto.graph.node
+    slots = {x.name: list(nodes[x.index].output).index(x.outputs[0]) for x in graph.layers}
+    return {
+        node.output[slots[node.name]]: node.name
+        for node in written.graph.node
+        if len(node.output) > slots.get(node.name, len(node.output))
     }
 
 

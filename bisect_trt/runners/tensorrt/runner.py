@@ -30,7 +30,7 @@ from bisect_trt.runners.device import tf32_override
 from bisect_trt.runners.process import IsolatedWorker, Remote
 from bisect_trt.runners.tensorrt.execute import ENOUGH, REPEATS
 from bisect_trt.runners.tensorrt.profile import profile_of, takes, values_of
-from bisect_trt.runners.tensorrt.readback import facts_of
+from bisect_trt.runners.tensorrt.readback import facts_of, producers_of
 from bisect_trt.runners.tensorrt.records import (
     AS_USUAL,
     EngineAnswer,
@@ -75,7 +75,6 @@ class TensorRTRunner:
         self._layers = self._graph.layers
         self._names = {layer.name for layer in self._layers}
         self._without_layer = frozenset(x.name for x in self._layers if x.op in WITHOUT_LAYER)
-        self._producers = {tensor: layer.name for layer in self._layers for tensor in layer.outputs}
         self._profile = profile_of(self._graph.proto, samples, profiles)
         self._values = values_of(samples)
         self.timeout_s = timeout_s
@@ -178,7 +177,7 @@ class TensorRTRunner:
                 tf32=plan.base is Precision.TF32,
                 weak=weak if self._weak else None,
                 measure_latency=not tensors,
-                producers=self._producers,
+                producers=producers_of(self._graph, model),
                 values=self._values,
                 options=self._options,
                 key=(plan, tuple(tensors)),

@@ -1,0 +1,124 @@
+"""A fixed number of random networks, and every one that ever failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bisect_trt.base.plan import Precision
+from bisect_trt.metrics.rounding import rounded
+from bisect_trt.model.emulated import rounding_model
+from tests.fuzz.campaign import Tally, plan_failures, recipe_for, search_failures
+from tests.fuzz.graphs import Recipe, generate, recipe_of
+from tests.fuzz.interpreter import to_type
+from tests.fuzz.operators import BF16
+from tests.fuzz.relations import RELATIONS, Case
+from tests.fuzz.shrink import fewer_blocks, fewer_nodes
+from tests.repair.graphs import run
+
+FOUND = Path(__file__).parent / "found" / "seeds.txt"
+PLAN_SEEDS, PER_TEST = 120, 20
+SEARCH_SEEDS = range(14)
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def kept() -> list[tuple[str, str]]:
+    """The recipes in found/seeds.txt, each with ``plan`` or ``search``."""
+    rows = (line.partition("#")[0].split() for line in FOUND.read_text("utf-8").splitlines())
+    return [(row[0], row[1]) for row in rows if row]
+
+
+@pytest.mark.parametrize("first", range(0, PLAN_SEEDS, PER_TEST))
+def test_relations_hold_of_random_networks(first: int) -> None:
+    for number in range(first, first + PER_TEST):
+        found = [f"{f.relation}: {f.detail}" for _, f in plan_failures(recipe_for(number))]
+        assert found == [], recipe_for(number).text()
+
+
+@pytest.mark.parametrize("number", SEARCH_SEEDS)
+def test_searches_hold_and_name_what_was_planted(number: int) -> None:
+    found = [f"{f.relation}: {f.detail}" for f in search_failures(recipe_for(number), Tally())]
+    assert found == [], recipe_for(number).text()
+
+
+@pytest.mark.parametrize(("text", "kind"), kept())
+def test_what_failed_once_holds(text: str, kind: str) -> None:
+    recipe = recipe_of(text)
+    if kind == "search":
+        found = search_failures(recipe, Tally())
+    else:
+        found = [failure for _, failure in plan_failures(recipe)]
+    assert [f"{f.relation}: {f.detail}" for f in found] == []
+
+
+def test_a_recipe_gives_the_same_network_each_time() -> None:
+    recipe = Recipe(71, "overflow", None, frozenset({0}))
+    assert recipe_of(recipe.text()) == recipe
+    one, other = generate(recipe), generate(recipe)
+    assert one.model.SerializeToString() == other.model.SerializeToString()
+    assert one.planted == other.planted and one.planted[0].layers
+
+
+def test_what_is_skipped_changes_no_other_block() -> None:
+    whole = generate(Recipe(8, blocks=4)).model.graph
+    less = generate(Recipe(8, blocks=4, skipped=frozenset({1}))).model.graph
+    kinds = [n.op_type for n in whole.node if "/block1/" not in n.name]
+    assert [n.op_type for n in less.node] == kinds
+
+
+def rounding_values(precision: Precision) -> NDArray[np.float32]:
+    """Every number of the format, every midpoint of two, and the neighbours of each midpoint."""
+    dtype = np.dtype(np.float16) if precision is Precision.FP16 else BF16
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(dtype).astype(np.float32)
+    numbers = np.unique(numbers[np.isfinite(numbers)])
+    middle = ((numbers[1:].astype(np.float64) + numbers[:-1]) / 2).astype(np.float32)
+    ends = np.float32([65520, -65520, np.nextafter(np.float32(65520), np.float32(0)), np.inf])
+    near = [np.nextafter(middle, np.float32(sign * np.inf)) for sign in (-1, 1)]
+    return np.concatenate([numbers, middle, *near, ends])
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_the_product_rounds_as_the_interpreter_does(precision: Precision) -> None:
+    values = rounding_values(precision)
+    dtype = np.dtype(np.float16) if precision is Precision.FP16 else BF16
+    expected = to_type(values, dtype).astype(np.float32)
+    assert np.array_equal(rounded(values, precision), expected)
+    emulated = run(rounding_model(precision), {"x": values})["y"]
+    assert np.array_equal(emulated, expected)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_gfloat_rounds_alike(precision: Precision) -> None:
+    """A third opinion: integers and powers of two, no hardware."""
+    gfloat = pytest.importorskip("gfloat")
+    formats = pytest.importorskip("gfloat.formats")
+    is_fp16 = precision is Precision.FP16
+    kind = formats.format_info_binary16 if is_fp16 else formats.format_info_bfloat16
+    values = rounding_values(precision)
+    expected = gfloat.round_ndarray(kind, values.astype(np.float64))
+    assert np.array_equal(rounded(values, precision), expected.astype(np.float32))
+
+
+def test_a_failure_shrinks_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First to the one block with a softmax, then to the one node."""
+
+    def has_softmax(case: Case) -> Iterator[str]:
+        if any(node.op_type == "Softmax" for node in case.graph.proto.graph.node):
+            yield "it has one"
+
+    monkeypatch.setitem(RELATIONS, "no softmax", has_softmax)
+
+    def fails(recipe: Recipe) -> bool:
+        return any(failure.relation == "no softmax" for _, failure in plan_failures(recipe))
+
+    recipe = next(r for r in map(Recipe, range(100, 200)) if fails(r) and generate(r).drawn > 3)
+    least = fewer_blocks(recipe, fails)
+    assert len(least.skipped) == generate(recipe).drawn - 1
+    (case, failure), *_ = plan_failures(least)
+    case = fewer_nodes(case, failure)
+    assert [node.op_type for node in case.model.graph.node] == ["Softmax"]
