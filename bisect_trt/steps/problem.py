@@ -248,7 +248,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     observer.step("load")
     source = load_source(settings.model)
     lifted, specs = source.lifted, input_specs(source.model.proto)
-    if lifted is not None and settings.precision is Precision.FP16:  # the default
+    if lifted is not None and not _is_chosen(settings):
         settings = replace(settings, precision=lifted.precision)
     settings, mixed = _with_mixed(settings, source)
     settings, older = _with_older(settings, source)
@@ -298,13 +298,18 @@ def _with_older(settings: Settings, source: SourceModel) -> tuple[Settings, Save
     return _at(settings, older.plan.base, str(settings.start_from)), older
 
 
+def _is_chosen(settings: Settings) -> bool:
+    """Whether the precision was given, or is not the default."""
+    return settings.precision_given or settings.precision is not Precision.FP16
+
+
 def _at(settings: Settings, precision: Precision, name: str) -> Settings:
     """The settings with the precision of a mixed model called ``name``.
 
     Raises:
         BadInputError: another one was given.
     """
-    if settings.precision_given or settings.precision is not Precision.FP16:  # the default
+    if _is_chosen(settings):
         check_asked(settings.precision, precision, name)
     return replace(settings, precision=precision, precision_given=True)
 
