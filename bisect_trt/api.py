@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -43,6 +44,9 @@ _FORMER = {
 }
 """Arguments of version 0.4.0: today's name."""
 
+_GIVEN = ContextVar[frozenset[str]]("_GIVEN", default=frozenset())
+"""The arguments that the current call was given, whose defaults say nothing."""
+
 
 def _from_python(
     command: str,
@@ -65,11 +69,14 @@ def _from_python(
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 said = f"{call.__name__}() got an unexpected keyword argument {name!r}{hint}"
                 raise TypeError(said)
+            token = _GIVEN.set(frozenset(n for n, value in named.items() if value is not None))
             try:
                 return call(*given, **named)
             except BisectError as error:
                 error.args = (_with_arguments(str(error), flags),)
                 raise
+            finally:
+                _GIVEN.reset(token)
 
         lines = [inspect.getdoc(call) or "", "", "Options:"]
         for name, option in taken.items():
@@ -383,8 +390,9 @@ def cure(
 def _settings(command: str, given: Mapping[str, Any]) -> Settings:
     """The settings of ``command`` from the arguments of its call."""
     taken = {name: given[name] for name, o in options().items() if command in o.commands}
-    limits = given.get("limits") or Limits()
-    return Settings(given["model"], _several(given["inputs"]), limits=limits, **taken)
+    taken["limits"] = given.get("limits") or Limits()
+    asked = "precision" in _GIVEN.get()
+    return Settings(given["model"], _several(given["inputs"]), precision_given=asked, **taken)
 
 
 def _precision(name: Precision | str) -> Precision:

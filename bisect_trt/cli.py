@@ -12,7 +12,7 @@ import click
 from bisect_trt.base.plan import Precision
 from bisect_trt.report.exits import Command
 from bisect_trt.settings import PROJECT_FILE, Option, Settings, options
-from bisect_trt.usage import InputsCommand, ToolCommand, ToolGroup, Word, grouped
+from bisect_trt.usage import ImportCommand, InputsCommand, ToolCommand, ToolGroup, Word, grouped
 from bisect_trt.version import __version__
 
 
@@ -386,7 +386,7 @@ def built_command(**given: Any) -> None:
 
 @click.command(
     "import",
-    cls=ToolCommand,
+    cls=ImportCommand,
     short_help="Take over another tool's list of layers as a plan.",
     context_settings={"ignore_unknown_options": True},
     examples=(

@@ -77,6 +77,12 @@ def _print(
             show(terminal.screen(), *results)
 
 
+def _is_given(option: str) -> bool:
+    """Whether the option was given, and has not its default."""
+    source = click.get_current_context().get_parameter_source(option)
+    return source is not ParameterSource.DEFAULT
+
+
 @guarded
 def reduce_command(
     precision: str, check: str | None, as_json: bool, quiet: bool, **chosen: Any
@@ -315,7 +321,8 @@ def import_command(
 @guarded
 def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Searches a plan and prints the answer, or only an estimate."""
-    settings = Settings(**chosen, limits=limits())
+    asked = _is_given("precision")
+    settings = Settings(**chosen, precision_given=asked, limits=limits())
     if dry_run:
         with terminal.progress(quiet=quiet) as observer:
             price = estimate(settings, observer)
@@ -337,7 +344,8 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
 def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Prints the error tables of the baselines."""
     with terminal.progress(quiet=quiet) as observer:
-        result = compare(Settings(**chosen, limits=limits()), observer)
+        asked = _is_given("precision")
+        result = compare(Settings(**chosen, precision_given=asked, limits=limits()), observer)
     record = {**result.as_json(), "exit_code": EXIT_OK}
     _print(record, terminal.print_comparison, result, as_json=as_json, quiet=quiet)
     return EXIT_OK
@@ -351,13 +359,13 @@ def verify_command(
     saved = None
     if plan_path is not None:
         saved = older_plan(plan_path, lambda: load_source(chosen["model"]), chosen["trt_module"])
-        source = click.get_current_context().get_parameter_source("precision")
         found_for = saved.plan.base.value
-        if source is not ParameterSource.DEFAULT and precision != found_for:
+        if _is_given("precision") and precision != found_for:
             raise BadInputError(f"--precision {precision}: {saved.path} is a plan for {found_for}")
         precision = saved.searched
     with terminal.progress(quiet=quiet) as observer:
-        settings = Settings(precision=Precision(precision), **chosen, limits=limits())
+        chosen["precision"], asked = Precision(precision), _is_given("precision")
+        settings = Settings(**chosen, precision_given=asked, limits=limits())
         verification = verify(settings, saved, observer)
         write_verification(verification)
     record = verification.as_json()

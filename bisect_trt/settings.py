@@ -509,6 +509,7 @@ class Settings:
         rare=True,
     )
     limits: Limits = Limits()  # no option
+    precision_given: bool = False  # no option: whether it was chosen, and is no default
 
     def __post_init__(self) -> None:
         for name, option in options().items():

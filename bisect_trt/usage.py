@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import click
 
 from bisect_trt.base.display import did_you_mean
 from bisect_trt.base.interrupt import interrupts_held
+from bisect_trt.imports.known_options import KNOWN_OPTIONS
 from bisect_trt.settings import FORMER
 
 GROUPS = ("Input", "Requirement", "Search", "Hardware", "Output")
@@ -179,6 +181,21 @@ class InputsCommand(ToolCommand):
         """The words that are neither options nor the model."""
         _, words, _ = self.make_parser(ctx).parse_args(list(args))
         return words
+
+
+class ImportCommand(ToolCommand):
+    """A command that takes options of other tools as words."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses as click does, with a hint on an option that no tool has."""
+        rest = super().parse_args(ctx, args)
+        for word in ctx.params.get("given") or ():
+            name = re.split(r"[=\s]", word, maxsplit=1)[0]
+            if name.startswith("-") and name not in KNOWN_OPTIONS:
+                own = [option for param in self.get_params(ctx) for option in param.opts]
+                hint = did_you_mean(name, (*own, *KNOWN_OPTIONS))
+                raise click.UsageError(f"No such option {name}{hint}", ctx)
+        return rest
 
 
 class ToolGroup(click.Group):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -12,12 +12,10 @@ from typing import Any
 
 from bisect_trt.base.display import counted, some_of
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.imports.entries import By, Entry, Form, Listing, What, expression
+from bisect_trt.imports.entries import By, Entry, Form, Listing, What
+from bisect_trt.imports.matching import matched
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.trt_names import Resolved, TrtNames, Wildcards
-
-MOST_MATCHES = 50_000_000
-"""How many names are matched against regular expressions: some ten seconds."""
 
 _PLAIN = re.compile(r"([\w/: -]*)(?:\.\*)?")
 """An expression that only says how a name begins."""
@@ -118,7 +116,7 @@ def map_listing(
         base: the precision of the other layers; the list's own if None.
     """
     chosen = listing.base if base is None else base
-    finder = _Finder(names, graph)
+    finder = _Finder(names, graph, listing.entries)
     layers = frozenset(layer.name for layer in graph.layers_at(chosen))
     # Precision decides; where only the type of outputs is said, that does.
     said_of: dict[What, dict[str, Precision]] = {What.PRECISION: {}, What.OUTPUT: {}}
@@ -137,7 +135,12 @@ def map_listing(
     final = {**said_of[What.OUTPUT], **said_of[What.PRECISION]}
     pinned = frozenset(layer for layer, precision in final.items() if precision is Precision.FP32)
     outputs_only = pinned.difference(said_of[What.PRECISION])
-    rows = [_with_outputs_said(row, outputs_only) for row in rows]
+    reduced = frozenset(
+        layer
+        for layer, precision in said_of[What.OUTPUT].items()
+        if precision is Precision.FP32 and layer not in pinned
+    )
+    rows = [_with_outputs_said(row, outputs_only, reduced, chosen) for row in rows]
     return ImportedList(
         listing.form,
         where,
@@ -161,10 +164,23 @@ def _notes(listing: Listing, changed: Sequence[str], names: TrtNames) -> Iterato
         )
 
 
-def _with_outputs_said(row: MappedEntry, outputs_only: frozenset[str]) -> MappedEntry:
-    """``row``, widened where it says the type of an output alone and the layer is kept whole."""
-    kept = row.entry.precision is Precision.FP32 and row.entry.what is What.OUTPUT
-    if not kept or row.status is not Status.MAPPED or outputs_only.isdisjoint(row.layers):
+def _with_outputs_said(
+    row: MappedEntry, outputs_only: frozenset[str], reduced: frozenset[str], base: Precision
+) -> MappedEntry:
+    """``row`` with what a plan makes of outputs in FP32.
+
+    It is widened where a layer of ``outputs_only`` is kept whole, and refused where all its layers
+    are in ``reduced``, which compute in ``base``.
+    """
+    if row.entry.precision is not Precision.FP32 or row.entry.what is not What.OUTPUT:
+        return row
+    if lost := [layer for layer in row.layers if layer in reduced]:
+        said = f"computed in {base.value.upper()}; a plan has one type a layer"
+        if len(lost) == len(row.layers):
+            return MappedEntry(row.entry, Status.REFUSED, said=said)
+        said = f"{counted(len(lost), 'layer')} of it {said}"
+        return replace(row, status=Status.WIDENED, said=said)
+    if row.status is not Status.MAPPED or outputs_only.isdisjoint(row.layers):
         return row
     said = "only its output was FP32; a plan keeps the whole layer"
     return MappedEntry(row.entry, Status.WIDENED, row.layers, said)
@@ -189,12 +205,11 @@ def _row(entry: Entry, found: Resolved, layers: frozenset[str], base: Precision)
 class _Finder:
     """Finds the nodes that entries stand for."""
 
-    def __init__(self, names: TrtNames, graph: Graph) -> None:
-        self._names, self._graph = names, graph
+    def __init__(self, names: TrtNames, graph: Graph, given: Sequence[Entry]) -> None:
+        self._names, self._graph, self._given = names, graph, given
         self._known: dict[str, Resolved] = {}
         self._by_node: dict[str, list[str]] = {}
         self._by_operator: dict[str, list[str]] = {}
-        self._matches = 0
         for node, name in graph.named_nodes():
             if node.op_type != "Constant":
                 self._by_node.setdefault(node.name, []).append(name)
@@ -203,6 +218,13 @@ class _Finder:
     @cached_property
     def _prefixes(self) -> Wildcards:
         return Wildcards(self._by_node)
+
+    @cached_property
+    def _matched(self) -> Mapping[str, tuple[str, ...] | str]:
+        """The names that the expressions match, all asked at once: a process answers."""
+        texts = [entry.text for entry in self._given if entry.by is By.NODE_REGEX]
+        asked = [text for text in dict.fromkeys(texts) if not _PLAIN.fullmatch(text)]
+        return matched(asked, tuple(self._by_node))
 
     @cached_property
     def _wildcards(self) -> Wildcards:
@@ -267,13 +289,9 @@ class _Finder:
         if (plain := _PLAIN.fullmatch(text)) is not None:
             names = self._prefixes.matches(f"{plain.group(1)}*")
         else:
-            try:
-                matches = expression(text).match
-            except ValueError as error:
-                return Resolved((), str(error))
-            self._matches += len(self._by_node)
-            if self._matches > MOST_MATCHES:
-                return Resolved((), "too many expressions for this model; give names")
-            names = tuple(name for name in self._by_node if matches(name))
+            found = self._matched[text]
+            if isinstance(found, str):
+                return Resolved((), found)
+            names = found
         nodes = tuple(node for name in names for node in self._by_node[name])
         return Resolved(nodes, "" if nodes else "matches no node")

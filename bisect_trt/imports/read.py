@@ -24,7 +24,7 @@ from bisect_trt.imports.mapping import ImportedList, Status, entries, map_listin
 from bisect_trt.imports.mixed import import_mixed
 from bisect_trt.imports.replay import is_iteration, is_replay, read_replay
 from bisect_trt.imports.script import parsed_script, read_script, sets_layers
-from bisect_trt.imports.trtexec import has_trtexec, read_trtexec
+from bisect_trt.imports.trtexec import has_trtexec, read_trtexec, without_comments
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.trt_names import Network, TrtNames
 
@@ -109,9 +109,10 @@ def _form_of(text: str, where: str) -> Form:
             found.add(Form.SCRIPT)
     if has_trtexec(text):
         found.add(Form.TRTEXEC)
-    if has_autocast(text):
+    options = without_comments(text)
+    if has_autocast(options):
         found.add(Form.AUTOCAST)
-    if has_block_list(text):
+    if has_block_list(options):
         found.add(Form.BLOCK_LIST)
     if len(found) > 1:
         forms = " or ".join(sorted(form.value for form in found))
@@ -121,17 +122,36 @@ def _form_of(text: str, where: str) -> Form:
     return found.pop()
 
 
+def holds_plan(path: Path) -> bool:
+    """Whether the file at ``path`` is a plan.json, whatever its name: JSON, but no other's list.
+
+    Raises:
+        BadInputError: it cannot be read.
+    """
+    if path.suffix in _MODELS:
+        return False
+    text = _text_of(path)
+    if not text.lstrip().startswith("{"):
+        return path.suffix.casefold() == ".json"  # a broken one, as which it is refused
+    data = read_json(text)
+    return not is_iteration(data) and _list_in(data) is None
+
+
+def _list_in(data: object) -> Form | None:
+    return Form.REPLAY if is_replay(data) else lists_in(data)
+
+
 def _form_of_json(data: object, where: str) -> Form:
-    if is_replay(data):
-        return Form.REPLAY
     if is_iteration(data):
         raise BadInputError(
             f"{where}: says only the number of an iteration; give polygraphy_debug_replay.json"
         )
-    if isinstance(data, dict) and {"base", "pinned"} <= data.keys():
-        raise BadInputError(f"{where}: is a plan already; give it to --start-from or verify --plan")
-    found = lists_in(data)
+    found = _list_in(data)
     if found is None:
+        if isinstance(data, dict) and {"base", "pinned"} <= data.keys():
+            raise BadInputError(
+                f"{where}: is a plan already; give it to --start-from or verify --plan"
+            )
         keys = ", ".join(sorted(map(str, data))[:4]) if isinstance(data, dict) else "a list"
         raise BadInputError(f"{where}: JSON with {keys or 'nothing'}, which is no list of layers")
     return found
@@ -158,9 +178,10 @@ def _listing(form: Form, text: str, where: str, graph: Graph, network: Network |
         return read_replay(data, where, network, form)
     if isinstance(data, dict):
         return read_json_lists(data, form, where)
-    has_options = has_autocast(text) if form is Form.AUTOCAST else has_block_list(text)
+    options = without_comments(text)
+    has_options = has_autocast(options) if form is Form.AUTOCAST else has_block_list(options)
     if has_options:
-        return read_option_lists(text, form, where)
+        return read_option_lists(options, form, where)
     operators = {node.op_type for node in graph.proto.graph.node}
     return read_call_lists(text, form, where, operators)
 

@@ -21,6 +21,8 @@ _ONE_OPTION = re.compile(r"""--(?:(?! --)[^'"\n\0])*""")
 _FLAG = re.compile(r"(?<![\w-])--(fp16|bf16|int8|fp8|best|noTF32)\b")
 _QUOTED = re.compile(r"""'([^']*)'|"([^"]*)"|\\(.)""", re.DOTALL)
 _WHAT = {"layerPrecisions": What.PRECISION, "layerOutputTypes": What.OUTPUT}
+_COMMENTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\[^\n]|(?<![^\s;&|()])#[^\n]*""", re.DOTALL)
+"""What a shell reads as one: text in quotes, a character that is kept as it is, a comment."""
 _OPTIONS_OF_LAYERS = re.compile(r"--layer(?:Precisions|OutputTypes)=")
 
 _JOINED = "\0\0"
@@ -29,7 +31,14 @@ _JOINED = "\0\0"
 
 def has_trtexec(text: str) -> bool:
     """Whether ``text`` has an option that says the precision of layers."""
-    return _OPTIONS_OF_LAYERS.search(text) is not None
+    return _OPTIONS_OF_LAYERS.search(without_comments(text)) is not None
+
+
+def without_comments(text: str) -> str:
+    """``text`` without the comments of a shell script; its lines stay where they are."""
+    if _ONE_OPTION.fullmatch(text):  # its quotes are gone already
+        return text
+    return _COMMENTED.sub(lambda one: "" if one.group().startswith("#") else one.group(), text)
 
 
 def read_trtexec(text: str, where: str) -> Listing:
@@ -38,7 +47,8 @@ def read_trtexec(text: str, where: str) -> Listing:
     Raises:
         BadInputError: there is no such option in it.
     """
-    parts = _strings_of_python(text) or [(1, text)]
+    strings = _strings_of_python(text) or [(1, text)]
+    parts = [(line, without_comments(part)) for line, part in strings]
     options = [found for line, part in parts for found in _options(part, line)]
     if not any(name in _WHAT for name, _, _ in options):
         raise nothing_in(where, Form.TRTEXEC, "--layerPrecisions or --layerOutputTypes")
@@ -145,9 +155,14 @@ def _strings_of_python(text: str) -> list[tuple[int, str]]:
 
 def _folded(node: ast.AST) -> str | None:
     """The text that an expression of constants gives; None for another one."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else None
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = _folded(node.left), _folded(node.right)
-        return None if left is None or right is None else left + right
-    return None
+    parts: list[str] = []
+    open_nodes = [node]
+    while open_nodes:  # a sum of many strings is too deep for a recursion
+        part = open_nodes.pop()
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Add):
+            open_nodes += (part.left, part.right)
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            parts.append(part.value)
+        else:
+            return None
+    return "".join(reversed(parts))

@@ -89,7 +89,9 @@ def _lines(built: BuiltEngine) -> list[str]:
     lines = [TF32]
     its = built.honoured
     if its is not None and its.hidden:
-        lines.append(f"{counted(len(its.hidden), 'layer')} fused so that the types do not show")
+        lines.append(
+            f"{counted(len(its.hidden), 'layer')} fused or of several types: theirs does not show"
+        )
     if its is not None and its.absent:
         lines.append(f"not in the engine: {some_of(its.absent)}")
     if built.unmapped:

@@ -97,7 +97,7 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
         own = _fields(path, where, table, ("model", "input"), warnings)
         chosen = {**shared, **own, **overriding, "out": folder / name}
         try:
-            runs[name] = Settings(**chosen)
+            runs[name] = Settings(**chosen, precision_given="precision" in chosen)
             _check_values(runs[name])
             runs[name] = with_timed_engine(runs[name])
         except BadInputError as error:

@@ -67,7 +67,8 @@ class Honoured:
     """An engine beside a plan.
 
     ``reduced`` is the plan's precision. ``expected`` and ``found`` are the shares of the ``seen``
-    layers in it. ``hidden`` layers are fused with others, so that their types do not show.
+    layers in it. ``hidden`` layers are fused with others or have tensors of several types, so that
+    theirs does not show.
     ``absent`` layers are in no engine layer.
     """
 
@@ -273,7 +274,7 @@ def read_profile(path: Path) -> Mapping[str, float]:
             if "name" in entry:  # the first entry is the number of runs
                 name = str(entry["name"])
                 times[name] = times.get(name, 0.0) + float(entry["averageMs"])
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise BadInputError(
             f"{path}: not a profile; write it with trtexec --exportProfile"
         ) from error
@@ -365,14 +366,22 @@ def _honoured(
         # of it should have one type, and no Cast is part of it.
         if len(wishes) != 1 or not floats or not content.only:
             continue
+        # One that reads one type and gives another may compute in either.
+        if len(floats) > 1 and wishes <= floats:
+            continue
         for name in its:
             found = seen.setdefault(name, _Seen())
             found.kinds |= floats
             found.where = found.where or layer.name
+    seen = {
+        name: its
+        for name, its in seen.items()
+        if len(its.kinds) == 1 or wanted[name] not in its.kinds
+    }
     if not seen:
         raise BadInputError(
             f"{saved.path}: nothing of it can be judged: every layer is fused with layers of "
-            "another type, or its types are unknown"
+            "another type, has tensors of several types, or its types are unknown"
         )
     reduced = {TYPE_NAME[base]} if base.is_storage else FLOATS - {"FLOAT"}
     return Honoured(

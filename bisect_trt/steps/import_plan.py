@@ -8,11 +8,9 @@ from pathlib import Path
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision
-from bisect_trt.imports.block_lists import lists_in, read_json
 from bisect_trt.imports.entries import Form
 from bisect_trt.imports.mapping import ImportedList, Status, entries
-from bisect_trt.imports.read import import_list
-from bisect_trt.imports.replay import is_iteration, is_replay
+from bisect_trt.imports.read import holds_plan, import_list
 from bisect_trt.model.lifted import SourceModel
 from bisect_trt.runners.tensorrt.network import parsed_network
 from bisect_trt.steps.saved_plan import SavedPlan, read_plan
@@ -42,8 +40,24 @@ def import_plan(
         module: ``tensorrt`` or ``tensorrt_rtx``, whose parser is asked; an installed one if None.
 
     Raises:
-        BadInputError: it cannot be read, or names no layer of the model.
+        BadInputError: it cannot be read, names no layer of the model, or is a mixed model at
+            another precision than ``base``.
     """
+    found = _imported(given, source, form=form, base=base, module=module)
+    if found.form is Form.MIXED and base is not None:
+        check_asked(base, found.plan.base, found.where)
+    return found
+
+
+def _imported(
+    given: str,
+    source: SourceModel,
+    *,
+    form: Form | None = None,
+    base: Precision | None,
+    module: str | None,
+) -> ImportedList:
+    """What :func:`import_plan` gives, with a mixed model at any precision."""
     if source.lifted is not None:
         reduced = source.lifted.precision.value.upper()
         raise BadInputError(
@@ -69,26 +83,28 @@ def older_plan(
         path: the file or folder.
         load: gives the model; called for a list only.
         module: ``tensorrt`` or ``tensorrt_rtx``, whose parser is asked; an installed one if None.
-        base: the precision of the layers that a list does not name; the list's own if None.
+        base: the precision of the layers that a list of names does not name; the list's own if
+            None. A mixed model has its own.
 
     Raises:
         BadInputError: it cannot be read, or is neither.
     """
-    if not path.is_file() or _is_plan(path):
+    if not path.is_file() or holds_plan(path):
         return read_plan(path)
-    found = import_plan(str(path), load(), base=base, module=module)
+    found = _imported(str(path), load(), base=base, module=module)
     return SavedPlan(found.plan, path, imported=found)
 
 
-def _is_plan(path: Path) -> bool:
-    """Whether the file is for :func:`read_plan`: JSON that is no list of another tool."""
-    if path.suffix.casefold() != ".json":
-        return False
-    try:
-        data = read_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return True
-    return not (is_replay(data) or is_iteration(data) or lists_in(data) is not None)
+def check_asked(asked: Precision, its: Precision, name: str) -> None:
+    """Refuses a mixed model at another precision than ``asked``, an option that was given.
+
+    Raises:
+        BadInputError: ``its`` precision differs; ``name`` is the model's.
+    """
+    if asked is not its:
+        raise BadInputError(
+            f"--precision {asked.value}: {name} is {its.value.upper()}; leave the option out"
+        )
 
 
 def import_notes(found: ImportedList) -> list[str]:

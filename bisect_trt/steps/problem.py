@@ -16,6 +16,7 @@ from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Movers, Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.cache import content_key
+from bisect_trt.imports.entries import Form
 from bisect_trt.inputs.augmentations import check_kinds
 from bisect_trt.inputs.files import load_golden
 from bisect_trt.inputs.perturbations import can_be_perturbed, can_perturb_lookups
@@ -52,7 +53,7 @@ from bisect_trt.model.roundings import list_movers
 from bisect_trt.runners.reference import Lookups, Reference
 from bisect_trt.runners.tensorrt.profile import profile_of, shape_of
 from bisect_trt.settings import Settings
-from bisect_trt.steps.import_plan import import_notes, older_plan
+from bisect_trt.steps.import_plan import check_asked, import_notes, older_plan
 from bisect_trt.steps.memory_need import check_need, need_of, usual_seconds
 from bisect_trt.steps.saved_plan import SavedPlan, begun_at, held_layers, marked_layers
 from bisect_trt.version import __version__
@@ -247,16 +248,16 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     observer.step("load")
     source = load_source(settings.model)
     lifted, specs = source.lifted, input_specs(source.model.proto)
-    if lifted is not None and settings.precision is Precision.FP16:  # the default
+    if lifted is not None and not _is_chosen(settings):
         settings = replace(settings, precision=lifted.precision)
     settings, mixed = _with_mixed(settings, source)
+    settings, older = _with_older(settings, source)
     check_kinds(settings.augmented)
     model, graph, judged, findings = _judged(settings, source)
     findings += [Finding("mixed", "", note) for note in (mixed.notes if mixed is not None else ())]
     refuse_unsupported(graph, model.name)
     # Before the inputs are read, which may take long.
     check_need(need_of(graph, settings), model.name)
-    older = _older(settings, source)
     if older is not None and older.imported is not None:
         findings += [Finding("imported", "", note) for note in import_notes(older.imported)]
     seen = older.inputs if older is not None else frozenset[str]()
@@ -282,16 +283,35 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
     return problem
 
 
-def _older(settings: Settings, source: SourceModel) -> SavedPlan | None:
-    """The plan of ``--start-from``; None where it is not given.
+def _with_older(settings: Settings, source: SourceModel) -> tuple[Settings, SavedPlan | None]:
+    """The plan of ``--start-from``, None without it, and the settings with a mixed model's type.
 
     Raises:
         BadInputError: it is neither a plan nor another tool's list, or is at another precision.
     """
     if settings.start_from is None:
-        return None
+        return settings, None
     base = settings.precision if settings.precision.is_storage else None
-    return older_plan(settings.start_from, lambda: source, settings.trt_module, base)
+    older = older_plan(settings.start_from, lambda: source, settings.trt_module, base)
+    if older.imported is None or older.imported.form is not Form.MIXED:
+        return settings, older
+    return _at(settings, older.plan.base, str(settings.start_from)), older
+
+
+def _is_chosen(settings: Settings) -> bool:
+    """Whether the precision was given, or is not the default."""
+    return settings.precision_given or settings.precision is not Precision.FP16
+
+
+def _at(settings: Settings, precision: Precision, name: str) -> Settings:
+    """The settings with the precision of a mixed model called ``name``.
+
+    Raises:
+        BadInputError: another one was given.
+    """
+    if _is_chosen(settings):
+        check_asked(settings.precision, precision, name)
+    return replace(settings, precision=precision, precision_given=True)
 
 
 def _with_mixed(settings: Settings, source: SourceModel) -> tuple[Settings, MixedModel | None]:
@@ -308,12 +328,7 @@ def _with_mixed(settings: Settings, source: SourceModel) -> tuple[Settings, Mixe
             f"{source.lifted.precision.value.upper()} already; give the FP32 model instead"
         )
     mixed = load_mixed(settings.reduced, source.graph, source.model.name)
-    if settings.precision not in (mixed.precision, Precision.FP16):  # FP16 is the default
-        raise BadInputError(
-            f"--precision {settings.precision.value}: {mixed.name} is "
-            f"{mixed.precision.value.upper()}; leave the option out"
-        )
-    return replace(settings, precision=mixed.precision), mixed
+    return _at(settings, mixed.precision, mixed.name), mixed
 
 
 def _problem(

@@ -227,7 +227,7 @@ def read_plan(path: Path) -> SavedPlan:
         if not path.exists():
             raise BadInputError(f"{path.parent}: no {PLAN} in this folder; give a run's folder")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
     # Older plans lack the later keys, and people edit plan.json by hand.

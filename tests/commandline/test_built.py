@@ -136,6 +136,19 @@ def test_pins_that_run_reduced_are_named(case: Case) -> None:
     assert (row["wanted"], row["found"]) == ("FP32", "FP16")
 
 
+def test_a_layer_that_reads_one_type_and_gives_another_is_hidden(case: Case) -> None:
+    layers = [entry(layer, half_but(*PINNED)(layer)) for layer in LAYERS]
+    layers[0]["Inputs"][0]["Format/Datatype"] = "Float"
+    ended = case.against_plan(case.write("e.json", {"Layers": layers}), "--json")
+    its = json.loads(ended.output)["plan"]
+    assert ended.exit_code == 0 and its["hidden"] == [LAYERS[0].name]
+    assert its["seen"] == len(LAYERS) - 1 and its["expected"] == its["found"]
+    layers[0]["Outputs"][0]["Format/Datatype"] = "BF16"
+    ended = case.against_plan(case.write("e.json", {"Layers": layers}), "--json")
+    (row,) = json.loads(ended.output)["plan"]["not_honoured"]
+    assert ended.exit_code == 1 and (row["wanted"], row["found"]) == ("FP16", "several")
+
+
 def test_types_inside_of_fused_layers_prove_nothing(case: Case) -> None:
     softmax, other = LAYERS[[x.op for x in LAYERS].index("Softmax")], LAYERS[0]
     mixed = entry(other, "Half") | {
@@ -248,7 +261,16 @@ def test_a_model_is_no_engine(case: Case) -> None:
     assert ended.exit_code == 2 and "a model, not an engine" in ended.stderr
 
 
-@pytest.mark.parametrize("rows", ["3", '[{"name": "a"}]', "[]", '[{"name":"a","averageMs":-1}]'])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "3",
+        '[{"name": "a"}]',
+        "[]",
+        '[{"name":"a","averageMs":-1}]',
+        f'[{{"name": "a", "averageMs": 1{"0" * 400}}}]',
+    ],
+)
 def test_a_broken_profile_is_refused(case: Case, rows: str) -> None:
     with pytest.raises(BadInputError, match=r"t\.json: "):
         read_profile(case.write("t.json", rows))

@@ -11,6 +11,7 @@ from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision
 from bisect_trt.imports.entries import Form
 from bisect_trt.imports.mapping import ImportedList, Status
+from bisect_trt.imports.matching import matched
 from bisect_trt.imports.read import import_list
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.trt_names import Network, NetworkLayer
@@ -59,11 +60,38 @@ def test_names_are_expressions_for_autocast_and_names_elsewhere(tmp_path: Path) 
     assert found.rows[1].said == "no node has this name"
 
 
-def test_an_expression_that_may_take_for_ever_is_refused(tmp_path: Path) -> None:
-    text = json.dumps({"nodes_to_exclude": ["(/?[a-z0-9./]+)+Z", NAMES[0]]})
-    found = read(tmp_path, "a.json", text)
+@pytest.mark.parametrize("text", ["(/?[a-z0-9./]+)+Z", "(.|.)+Z$", "((.+))+Z", f"{'.*' * 20}Z"])
+def test_an_expression_that_does_not_end_is_refused(text: str, tmp_path: Path) -> None:
+    lists = json.dumps({"nodes_to_exclude": [text, f"{NAMES[0]}$|-"]})
+    found = read(tmp_path, "a.json", lists)
     (row,) = found.rows_of(Status.REFUSED)
-    assert "may take for ever" in row.said and found.plan.pinned == {NAMES[0]}
+    assert row.entry.text == text and "does not end in 1 s" in row.said
+    assert found.plan.pinned == {NAMES[0]}
+
+
+def test_expressions_have_some_seconds_together() -> None:
+    slow = [f"(a|a)+{i}" for i in range(12)]
+    found = matched([*slow, "a+"], ["a" * 60], 0.2, 1.0)
+    assert "does not end" in found[slow[0]] and "not tried" in found[slow[-1]]
+    assert "not tried" in found["a+"]
+
+
+def test_repeated_groups_that_end_are_matched() -> None:
+    names = ["conv1/conv22/x", "conv", "b"]
+    assert matched([r"(conv\d+/)+", "("], names) == {
+        r"(conv\d+/)+": ("conv1/conv22/x",),
+        "(": "no regular expression (missing ), unterminated subpattern at position 0)",
+    }
+
+
+def test_comments_of_a_shell_script_say_no_form_and_no_list(tmp_path: Path) -> None:
+    text = (
+        "# it's slow: trtexec --layerPrecisions='*:fp32'\n"
+        "# autocast --nodes_to_exclude .* -t bf16\n"
+        "autocast --op_types_to_exclude Softmax\n"
+    )
+    found = read(tmp_path, "a.sh", text)
+    assert found.plan.base == "fp16" and found.plan.pinned == of("Softmax")
 
 
 def test_what_autocast_includes_counts_before_what_it_excludes(tmp_path: Path) -> None:

@@ -9,9 +9,14 @@ import pytest
 
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.outcomes import LISTED
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.graph import list_layers, to_typed
+from bisect_trt.model.lifted import load_source
+from bisect_trt.settings import Settings
+from bisect_trt.steps.import_plan import older_plan
+from bisect_trt.steps.problem import load
 from bisect_trt.steps.saved_plan import read_plan
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual
@@ -96,6 +101,9 @@ def test_strict_says_what_is_refused(folder: Path) -> None:
         ([""], "neither a file nor options"),
         (["--layerPrecisions=/nowhere:fp32"], "none of its 1 entry is a layer of m.onnx"),
         (["build.sh", "--form", "tensorrt"], "is not one of"),
+        (["build.sh", "--stric"], "No such option --stric; did you mean --strict?"),
+        (["--layerPrecision=x:fp32"], "did you mean --layerPrecisions?"),
+        (["--fp16 --layerPrecisions=x:fp32", "-x"], "No such option -x"),
         ([], "Missing argument"),
     ],
 )
@@ -115,6 +123,73 @@ def test_a_reduced_model_is_refused(folder: Path) -> None:
 def test_bf16_is_the_base_where_it_is_asked_for(folder: Path) -> None:
     call("import", "m.onnx", "build.sh", "-o", "plan.json", "--precision", "bf16")
     assert read_plan(folder / "plan.json").plan == PrecisionPlan("bf16", NAMES[:3])
+
+
+@pytest.fixture
+def mixed(folder: Path) -> Path:
+    """A model in BF16 but for three layers."""
+    typed = to_typed(FIXTURE.model, PrecisionPlan("bf16", NAMES[:3]))
+    (folder / "b.onnx").write_bytes(typed.SerializeToString())
+    return folder
+
+
+GIVEN = ("m.onnx", "--input", "x.npz", "--precision", "fp16")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("import", "m.onnx", "b.onnx", "--precision", "fp16"),
+        ("run", *GIVEN, "--start-from", "b.onnx"),
+        ("run", *GIVEN, "--reduced", "b.onnx"),
+        ("verify", *GIVEN, "--reduced", "b.onnx"),
+        ("run", *GIVEN[:4], "tf32", "--start-from", "b.onnx"),
+    ],
+)
+def test_another_precision_than_the_mixed_model_s_is_refused(
+    words: tuple[str, ...], mixed: Path
+) -> None:
+    ended = call(*words)
+    asked = "tf32" if "tf32" in words else "fp16"
+    assert ended.exit_code == 2
+    assert f"--precision {asked}: b.onnx is BF16; leave the option out" in ended.output
+
+
+def test_python_refuses_another_precision_where_it_is_given(mixed: Path) -> None:
+    for option in ("reduced", "start_from"):
+        with pytest.raises(BadInputError, match=r"precision='fp16': b\.onnx is BF16"):
+            bisect_trt.bisect("m.onnx", "x.npz", precision="fp16", **{option: "b.onnx"})
+    with pytest.raises(BadInputError, match=r"precision='fp16': b\.onnx is BF16"):
+        bisect_trt.verify("m.onnx", "x.npz", precision="fp16", reduced="b.onnx")
+
+
+def test_without_a_precision_the_mixed_model_s_is_taken(mixed: Path) -> None:
+    record = json.loads(call("import", "m.onnx", "b.onnx", "--json").output)
+    assert (record["base"], record["pinned"]) == ("bf16", sorted(NAMES[:3]))
+    for option in ("--start-from", "--reduced"):
+        settings = Settings("m.onnx", ["x.npz"], **{option[2:].replace("-", "_"): "b.onnx"})
+        assert load(settings, Observer()).settings.precision == "bf16"
+    ended = call("run", *GIVEN[:3], "--dry-run", "--start-from", "b.onnx")
+    assert ended.exit_code == 0
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("name", ["kept.txt", "kept", "kept.json"])
+def test_a_plan_is_known_by_its_content(name: str, mark: str, folder: Path) -> None:
+    call("import", "m.onnx", "build.sh", "-o", "plan.json")
+    (folder / name).write_text(mark + (folder / "plan.json").read_text(), encoding="utf-8")
+    older = older_plan(folder / name, lambda: load_source("m.onnx"))
+    assert older.imported is None and older.plan == PrecisionPlan("fp16", NAMES[:3])
+    ended = call("import", "m.onnx", name)
+    assert ended.exit_code == 2 and "is a plan already" in ended.output
+
+
+@pytest.mark.parametrize("name", ["lists.txt", "lists.json"])
+def test_a_list_with_a_mark_of_its_order_of_bytes_is_read(name: str, folder: Path) -> None:
+    text = json.dumps({"node_block_list": NAMES[:2]})
+    (folder / name).write_text("\ufeff" + text, encoding="utf-8")
+    older = older_plan(folder / name, lambda: load_source("m.onnx"))
+    assert older.imported is not None and older.plan.pinned == set(NAMES[:2])
 
 
 def test_verify_takes_a_list_and_says_what_it_is(folder: Path) -> None:

@@ -8,7 +8,7 @@ from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision
 from bisect_trt.imports.entries import By, Entry, What
 from bisect_trt.imports.mapping import ImportedList, Status, map_listing
-from bisect_trt.imports.trtexec import read_trtexec
+from bisect_trt.imports.trtexec import has_trtexec, read_trtexec
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.trt_names import TrtNames
 from tests.model.test_trt_names import chain
@@ -108,6 +108,50 @@ def test_the_precision_of_a_layer_decides_over_its_outputs() -> None:
     assert found.plan.pinned == {"/a/Relu"}
     (row,) = found.rows_of(Status.WIDENED)
     assert row.entry.what is What.OUTPUT and "keeps the whole layer" in row.said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# first try: trtexec --layerPrecisions='*:fp32' --bf16\n--layerPrecisions=d:fp32\n",
+        "# it isn't\ntrtexec --layerPrecisions=d:fp32 # --layerPrecisions=/a/Relu:fp32\n",
+        "trtexec \\\n  # --layerPrecisions=/a/Relu:fp32 \\\n  --layerPrecisions=d:fp32\n",
+        'os.system("""\n# --layerPrecisions=*:fp32\ntrtexec --layerPrecisions=d:fp32\n""")\n',
+    ],
+)
+def test_comments_of_a_shell_script_are_none_of_its_options(text: str) -> None:
+    found = mapped(text)
+    assert (found.plan.base, found.plan.pinned) == (Precision.FP16, {"d"})
+
+
+def test_a_hash_in_a_word_or_in_quotes_begins_no_comment() -> None:
+    named = entries("echo '# no comment' a#b\ntrtexec --layerPrecisions='# x:fp32',y#z:fp32\n")
+    assert set(named) == {"# x", "y#z"}
+    assert set(entries("--layerPrecisions=a #b:fp32")) == {"a #b"}  # a word without its quotes
+
+
+def test_a_text_with_commented_options_alone_has_none() -> None:
+    assert not has_trtexec("# trtexec --layerPrecisions=*:fp32\n")
+
+
+def test_an_output_in_fp32_of_a_reduced_layer_is_refused() -> None:
+    found = mapped("--layerPrecisions=/a/Relu:fp16 --layerOutputTypes=/a/Relu:fp32,d:fp32")
+    (row,) = found.rows_of(Status.REFUSED)
+    assert (row.entry.text, row.entry.what) == ("/a/Relu", What.OUTPUT)
+    assert row.said == "computed in FP16; a plan has one type a layer"
+    assert found.plan.pinned == {"d"}
+    found = mapped("--layerPrecisions=/a/Relu:fp16 --layerOutputTypes=*:fp32")
+    (row,) = found.rows_of(Status.WIDENED)
+    assert row.said == "1 layer of it computed in FP16; a plan has one type a layer"
+    assert found.plan.pinned == {"/b/Relu", "/c:0/Relu", "d"}
+    again = mapped("--layerPrecisions=d:fp16 --layerOutputTypes=d:fp16,*:fp32,/a/Relu:fp16")
+    assert again.plan.pinned == {"/b/Relu", "/c:0/Relu"} and not again.rows_of(Status.REFUSED)
+
+
+def test_many_joined_strings_are_one() -> None:
+    parts = " + ".join(f"'x{i}:fp16,'" for i in range(1_500))
+    found = entries(f"text = '--layerPrecisions=' + {parts} + 'd:fp32'\n")
+    assert len(found) == 1_501 and found["d"].precision is Precision.FP32
 
 
 def test_outputs_of_several_types_keep_the_layer() -> None:

@@ -148,6 +148,10 @@ def test_bfloat16_is_lifted_where_nobody_asks_otherwise(tmp_path: Path) -> None:
     result = bisect_trt.bisect(model, x, runner="emulated", out=tmp_path, robust=0)
     assert result.precision is Precision.BF16
     assert "bf16" in set(result.outputs["baseline"])
+    asked = bisect_trt.bisect(
+        model, x, precision="fp16", runner="emulated", out=tmp_path / "asked", robust=0
+    )
+    assert asked.precision is Precision.FP16
 
 
 def test_an_fp32_model_is_not_lifted() -> None:
