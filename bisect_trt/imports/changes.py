@@ -89,6 +89,8 @@ class ChangeFinder:
         outside, altered = set[str](), set[str]()
         if isinstance(call.func, ast.Attribute) and name in ALTERS:
             altered.add(_root(call.func.value))
+        if isinstance(call.func, ast.Name):
+            altered.add(name)  # it may stand for a method of a list
         for function in self._functions.get(name, ()):
             if function in within:
                 continue

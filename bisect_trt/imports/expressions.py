@@ -164,6 +164,8 @@ class Expressions:
 
     def lose(self, value: Any, *, of_layer: bool = False) -> None:
         """Makes a list, set or dictionary unknown, by whatever name; a change was not followed."""
+        if isinstance(value, Method):
+            value = value.receiver
         if isinstance(value, list | set | dict):
             self._lost[id(value)] = value, Unknown(of_layer)
 
@@ -459,10 +461,14 @@ class Expressions:
         arguments = self._list(node.args)
         of_layer = any(self._is_of_layer(one) for one in arguments)
         if isinstance(node.func, ast.Name) and isinstance(self.lookup(node.func.id), Unknown):
+            for keyword in node.keywords:
+                self.skip(keyword.value)
             return self._builtin(node.func.id, arguments, node)
         function = self.value(node.func)
         if isinstance(function, Function):
             return self.call(function, arguments, node)
+        for keyword in node.keywords:
+            self.skip(keyword.value)
         if isinstance(function, Method):
             return self._method(function, arguments, node)
         return Unknown(of_layer or function == Unknown(of_layer=True))

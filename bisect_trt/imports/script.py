@@ -34,6 +34,11 @@ from bisect_trt.model.trt_names import Network, NetworkLayer
 
 _OURS = "written by bisect-trt"
 _MOST_CALLS = 20
+_READS_ONLY = frozenset(
+    ("print", "pprint", "debug", "info", "warning", "error", "log", "write", "writelines", "dump")
+)
+"""Functions that only show or write what they get."""
+
 _BY_NUMBER = "layers are counted; other versions of TensorRT number differently"
 
 
@@ -300,7 +305,11 @@ class Follower(Expressions):
         return found
 
     def run(self, body: Sequence[ast.stmt]) -> None:
-        """Follows statements; after one that is not understood the rest is left out."""
+        """Follows statements; after one that is not understood the rest is left out.
+
+        Raises:
+            NotUnderstoodError: one of them is about layers and cannot be followed.
+        """
         for place, statement in enumerate(body):
             follow = getattr(self, f"follow_{type(statement).__name__.lower()}", None)
             try:
@@ -318,7 +327,10 @@ class Follower(Expressions):
     def _follow(self, follow: Callable[[Any], None], statement: ast.stmt) -> None:
         """Follows a statement; one that no layer needs may be left out."""
         try:
-            follow(statement)
+            try:
+                follow(statement)
+            except RecursionError as error:
+                raise NotUnderstoodError(statement.lineno, "is nested too deeply") from error
         except NotUnderstoodError:
             if self._derived or self.acts([statement]):
                 raise
@@ -339,8 +351,14 @@ class Follower(Expressions):
         self._may_return[-1] |= changes.returns
 
     def follow_expr(self, node: ast.Expr) -> None:
-        """A call."""
-        self.value(node.value)
+        """A call; one of a function that is not in this file may change lists that it gets."""
+        found = self.value(node.value)
+        if isinstance(node.value, ast.Call) and isinstance(found, Unknown):
+            name = called_name(node.value)
+            if name not in _READS_ONLY and name not in self._functions:
+                for argument in node.value.args:
+                    if isinstance(argument, ast.Name):
+                        self.lose(self.lookup(argument.id), of_layer=bool(self._derived))
 
     def follow_assign(self, node: ast.Assign) -> None:
         """An assignment to variables, or to the precision of a layer."""
@@ -376,6 +394,7 @@ class Follower(Expressions):
         """``a += b`` of a variable; a list is changed where it is, by all of its names."""
         if not isinstance(node.target, ast.Name):
             self.value(node.value)
+            self.lose(self.value(node.target), of_layer=bool(self._derived))
             self.skip(node)
             return
         left = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)

@@ -213,6 +213,9 @@ def test_without_the_parser_types_are_those_of_operators() -> None:
         "def f(x):\n    f(x)\n    x.precision = trt.float32\nfor x in network:\n    f(x)\n",
         "for layer in layers_of(network):\n    layer.precision = trt.float32\n",
         loop("layer.name in [x for x in range(10**9)]"),
+        "for x in network:\n    if 0:\n        pass\n"
+        + "    elif 0:\n        pass\n" * 1000
+        + "    x.precision = choose(x)\n",
         loop("(" * 90 + "layer.name" + ")" * 90 + " in unknown"),
         "for layer in network:\n    layer.precision = choose(layer)\n",
     ],
@@ -254,6 +257,12 @@ FIRST, SECOND = NAMES[:2]
         "{line: keep.append(line) for line in open('f')}\n",
         "for layer in network:\n    if is_bad(layer):\n        keep.append(layer.name)\n",
         "for layer in network:\n    if is_bad(layer):\n        continue\n    keep.pop()\n",
+        "random.shuffle(keep)\n",
+        "load_names('f', keep)\n",
+        "add = keep.append\nfor line in open('f'):\n    add(line)\n",
+        "f(x=keep.pop())\n",
+        "config.f(x=keep.pop())\n",
+        "groups = {'a': keep}\ngroups['a'] += ['x']\n",
         "match args.kind:\n    case 'a':\n        keep.pop()\n",
         "with open('f') as f:\n    for line in f:\n        keep.append(line)\n",
         "try:\n    keep += json.load(open('f'))\nexcept OSError:\n    pass\n",
@@ -280,6 +289,7 @@ def test_a_list_whose_change_cannot_be_followed_is_not_known(change: str) -> Non
         f"groups = {{}}\ngroups['a'] = keep\ngroups['a'].append({SECOND!r})\n",
         f"for name in open('f'):\n    print(name)\nkeep.append({SECOND!r})\n",
         f"try:\n    import x\nexcept ImportError:\n    keep = []\nkeep.append({SECOND!r})\n",
+        f"print(keep)\nlogger.info(keep)\nkeep.append({SECOND!r})\n",
         f"keep.remove('a')\nkeep = [{FIRST!r}, {SECOND!r}]\n",
     ],
 )
