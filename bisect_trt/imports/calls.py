@@ -120,6 +120,14 @@ class CallReader(Follower):
                     self.value(keyword.value)
         return super().read_call(node)
 
+    def skip(self, node: ast.AST, *, of_layer: bool = False) -> None:
+        """Makes unknown what ``node`` changes; the calls in an expression are made once."""
+        super().skip(node, of_layer=of_layer)
+        if isinstance(node, ast.expr) and self.acts([node]):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Call) and part in self._wanted:
+                    self._keep(part)
+
     def _keep(self, node: ast.Call) -> None:
         values: dict[str, Any] = {}
         for keyword in node.keywords:
@@ -147,6 +155,21 @@ class CallReader(Follower):
         if isinstance(value, list | set):
             return type(value)(map(self.known, value))
         return dict(value) if isinstance(value, dict) else value
+
+    def follow_importfrom(self, node: ast.ImportFrom) -> None:
+        """Imported names; the tools' own list may get another one."""
+        super().follow_importfrom(node)
+        for alias in node.names:
+            if alias.name == _DEFAULT_LIST:
+                self.scopes[-1][alias.asname or alias.name] = self._defaults
+
+    def follow_try(self, node: ast.Try) -> None:
+        """A block; the calls of its handlers are made too."""
+        super().follow_try(node)
+        for handler in node.handlers:
+            if self.acts(handler.body):
+                self.run(handler.body)
+                self.skip(handler)
 
     def follow_for(self, node: ast.For) -> None:
         """A loop; the calls in one over unknown things are made once."""

@@ -100,6 +100,12 @@ CONVERT = "m = convert_float_to_float16(m, op_block_list=blocked)\n"
         f"blocked = ['Softmax', 'Add']\nwhile more():\n    {CONVERT}",
         f"blocked = ['Softmax', 'Add']\nif args.half:\n    {CONVERT}",
         f"blocked = ['Softmax', 'Add']\nonnx.save(proto={CONVERT[4:-1]}, f='x')\n",
+        f"blocked = ['Softmax', 'Add']\nall = [{CONVERT[4:-1]} for m in glob('x')]\n",
+        f"blocked = ['Softmax', 'Add']\nm = {CONVERT[4:-1]} if args.half else m\n",
+        f"blocked = ['Softmax', 'Add']\nargs.half and {CONVERT[4:]}",
+        f"blocked = ['Softmax', 'Add']\ntry:\n    {CONVERT}except E:\n    {CONVERT}",
+        f"async def f(blocked=('Softmax', 'Add')):\n    await g({CONVERT[4:-1]})\n",
+        "from x import DEFAULT_OP_BLOCK_LIST as D\nblocked = D + ['Softmax', 'Add']\n" + CONVERT,
         "o = {'op_block_list': ['Softmax', 'Add']}\nm = convert_float_to_float16(m, **o)\n",
         "DEFAULT_OP_BLOCK_LIST.extend(['Softmax', 'Add'])\nm = convert_float_to_float16(m)\n",
     ],
@@ -121,6 +127,10 @@ def test_lists_are_those_that_the_call_gets(text: str, tmp_path: Path) -> None:
         ),
         (
             f"blocked = ['Add']\nfor n in open('f'):\n    {CONVERT}    blocked.append(n)\n",
+            "op_block_list=blocked",
+        ),
+        (
+            f"blocked = ['Add']\nall = [{CONVERT[4:-1]} for blocked in x]\n",
             "op_block_list=blocked",
         ),
         (CONVERT.replace("blocked", "5"), "op_block_list=5"),
