@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,15 +55,33 @@ class ChangeFinder:
 
     def __init__(self, functions: Mapping[str, Sequence[Defined]]) -> None:
         self._functions = functions
+        self._inside: dict[Defined, Changes] = {}
         self._known: dict[ast.AST, Changes] = {}
 
     def of(self, node: ast.AST) -> Changes:
         """What ``node`` changes, with the functions that it calls."""
+        if not self._known:
+            self._read_functions()
         if node not in self._known:
-            self._known[node] = self._of(node, frozenset())
+            self._known[node] = self._of(node)
         return self._known[node]
 
-    def _of(self, node: ast.AST, within: frozenset[ast.AST]) -> Changes:
+    def _read_functions(self) -> None:
+        """Reads every function, and again those that call one of which more became known."""
+        waiting = {node for same in self._functions.values() for node in same}
+        callers: dict[str, set[Defined]] = defaultdict(set)
+        for node in waiting:
+            for part in ast.walk(node):
+                if isinstance(part, ast.Call):
+                    callers[called_name(part)].add(node)
+        while waiting:
+            node = waiting.pop()
+            found = self._of(node)
+            if found != self._inside.get(node, Changes()):
+                self._inside[node] = found
+                waiting |= callers[node.name]
+
+    def _of(self, node: ast.AST) -> Changes:
         stored, outside, altered, returns = set[str](), set[str](), set[str](), False
         for part in _executed(node):
             match part:
@@ -77,13 +96,13 @@ class ChangeFinder:
                 case ast.Return(value):
                     returns |= value is not None and not _is_none(value)
                 case ast.Call():
-                    inside = self._of_call(part, within)
+                    inside = self._of_call(part)
                     outside |= inside.outside
                     altered |= inside.altered
         altered.discard("")
         return Changes(frozenset(stored), frozenset(outside), frozenset(altered), returns)
 
-    def _of_call(self, call: ast.Call, within: frozenset[ast.AST]) -> Changes:
+    def _of_call(self, call: ast.Call) -> Changes:
         """What a call changes: what its method belongs to, and what a function here changes."""
         name = called_name(call)
         outside, altered = set[str](), set[str]()
@@ -92,9 +111,7 @@ class ChangeFinder:
         if isinstance(call.func, ast.Name):
             altered.add(name)  # it may stand for a method of a list
         for function in self._functions.get(name, ()):
-            if function in within:
-                continue
-            inside = self._of(function, within | {function})
+            inside = self._inside.get(function, Changes())
             own = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
             own |= inside.stored - inside.outside
             outside |= inside.outside

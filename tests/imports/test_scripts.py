@@ -393,6 +393,17 @@ def test_why_a_line_is_not_reached_is_true() -> None:
     assert row.said == "no call of pin() could be followed"
 
 
+def test_functions_that_call_each_other_are_read_once() -> None:
+    names = [f"f{i}" for i in range(60)]
+    calls = "".join(f"    {name}(x)\n" for name in names)
+    script = "".join(f"def {name}(x):\n{calls}" for name in names)
+    script = f"keep = [{FIRST!r}]\nlast = [{FIRST!r}]\n{script}    x.pop()\n"
+    found = read(f"{script}while more():\n    f0(keep)\n{loop('layer.name in keep')}")
+    assert found.plan.pinned == set()
+    found = read(f"{script}while more():\n    f0(keep)\n{loop('layer.name in last')}")
+    assert found.plan.pinned == {FIRST}
+
+
 def test_too_many_tests_are_refused_with_the_line() -> None:
     with pytest.raises(BadInputError, match=r"build\.py: line 2: too many tests to read"):
         listing(loop("any(n in layer.name for n in [str(i) for i in range(99999)])"))
