@@ -108,7 +108,7 @@ class ChangeFinder:
         outside, altered = set[str](), set[str]()
         if isinstance(call.func, ast.Attribute) and name in ALTERS:
             altered.add(_root(call.func.value))
-        if isinstance(call.func, ast.Name):
+        if isinstance(call.func, ast.Name) and name not in self._functions:
             altered.add(name)  # it may stand for a method of a list
         for function in self._functions.get(name, ()):
             inside = self._inside.get(function, Changes())

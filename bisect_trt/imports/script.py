@@ -11,6 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from bisect_trt.base.errors import BadInputError
@@ -283,26 +284,34 @@ class Follower(Expressions):
 
     def acts(self, nodes: Sequence[ast.AST]) -> bool:
         """Whether something in ``nodes``, or in a function that they call, sets a layer."""
-        return any(self._sets_inside(node, frozenset()) for node in nodes)
+        return any(self._sets_inside(node) for node in nodes)
 
-    def _sets_inside(self, node: ast.AST, within: frozenset[str]) -> bool:
-        known = self._sets.get(id(node))
-        if known is not None:
-            return known
-        found = False
-        for part in ast.walk(node):
-            name = called_name(part) if isinstance(part, ast.Call) else ""
-            if self.is_action(part) or (
-                name not in within
-                and any(
-                    self._sets_inside(inner, within | {name})
-                    for inner in self._functions.get(name, ())
-                )
-            ):
-                found = True
-                break
-        self._sets[id(node)] = found
-        return found
+    def _sets_inside(self, node: ast.AST) -> bool:
+        if id(node) not in self._sets:
+            self._sets[id(node)] = any(
+                self.is_action(part)
+                or (isinstance(part, ast.Call) and called_name(part) in self._acting)
+                for part in ast.walk(node)
+            )
+        return self._sets[id(node)]
+
+    @cached_property
+    def _acting(self) -> frozenset[str]:
+        """The names of the functions that set a layer, or call one that does."""
+        callers: dict[str, set[str]] = defaultdict(set)
+        waiting, found = set[str](), set[str]()
+        for name, same in self._functions.items():
+            for part in (part for node in same for part in ast.walk(node)):
+                if isinstance(part, ast.Call):
+                    callers[called_name(part)].add(name)
+                if self.is_action(part):
+                    waiting.add(name)
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting |= callers[name]
+        return frozenset(found)
 
     def run(self, body: Sequence[ast.stmt]) -> None:
         """Follows statements; after one that is not understood the rest is left out.

@@ -216,6 +216,8 @@ def test_without_the_parser_types_are_those_of_operators() -> None:
         "for x in network:\n    if 0:\n        pass\n"
         + "    elif 0:\n        pass\n" * 1000
         + "    x.precision = choose(x)\n",
+        "".join(f"def f{i}(x):\n    f{i + 1}(x)\n" for i in range(3000))
+        + "def f3000(x):\n    x.precision = trt.float32\nfor x in network:\n    f0(x)\n",
         loop("(" * 90 + "layer.name" + ")" * 90 + " in unknown"),
         "for layer in network:\n    layer.precision = choose(layer)\n",
     ],
