@@ -6,14 +6,17 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision
-from bisect_trt.imports.entries import By, Entry, Form, Listing, What, nothing_in
+from bisect_trt.imports.calls import CallReader, DefaultOperator, GivenCall
+from bisect_trt.imports.changes import called_name, source_of
+from bisect_trt.imports.entries import By, Entry, Form, Listing, What, nothing_in, precision_of
 from bisect_trt.imports.script import parsed_script
+from bisect_trt.imports.values import Unknown
 
 AUTOCAST_KEYS: Mapping[str, tuple[By, Precision]] = {
     "nodes_to_exclude": (By.NODE_REGEX, Precision.FP32),
@@ -29,41 +32,8 @@ BLOCK_KEYS: Mapping[str, tuple[By, Precision]] = {
 }
 """The lists of onnxconverter-common and of ONNX Runtime's optimizer of transformers."""
 
-_DEFAULT_LIST = "DEFAULT_OP_BLOCK_LIST"
 _INPUTS = "force_fp16_inputs"
-_DEFAULTS = (
-    *(
-        "ArrayFeatureExtractor",
-        "Binarizer",
-        "CastMap",
-        "CategoryMapper",
-        "DictVectorizer",
-        "FeatureVectorizer",
-        "Imputer",
-        "LabelEncoder",
-        "LinearClassifier",
-        "LinearRegressor",
-        "Normalizer",
-        "OneHotEncoder",
-        "RandomUniformLike",
-        "SVMClassifier",
-        "SVMRegressor",
-        "Scaler",
-        "TreeEnsembleClassifier",
-        "TreeEnsembleRegressor",
-        "ZipMap",
-        "NonMaxSuppression",
-        "TopK",
-        "RoiAlign",
-        "Range",
-        "CumSum",
-        "Min",
-        "Max",
-        "Upsample",
-    ),
-)
-"""What both tools keep in FP32 where no list of operators is given; one of them Resize too."""
-
+_TYPE = "low_precision_type"
 _CONVERTS = re.compile(r"convert_(?:float_to_float16|model_to_float16|to_mixed_precision|to_f16)$")
 _RULES = (
     "AutoCast keeps more layers by its rules (data_max, init_max); give its model instead to "
@@ -82,7 +52,7 @@ def lists_in(data: Any) -> Form | None:
 
 def calls_in(tree: ast.AST) -> set[Form]:
     """The forms of the converters that a Python file calls."""
-    return {form for form, _, _ in _calls(tree)}
+    return {form for form, _ in _calls(tree)}
 
 
 def has_autocast(text: str) -> bool:
@@ -99,7 +69,7 @@ def read_json_lists(data: Mapping[str, Any], form: Form, where: str) -> Listing:
     """The entries of a JSON document.
 
     Raises:
-        BadInputError: a list is none of names.
+        BadInputError: a list is none of names, or the type is neither FP16 nor BF16.
     """
     keys = AUTOCAST_KEYS if form is Form.AUTOCAST else BLOCK_KEYS
     entries = []
@@ -109,7 +79,10 @@ def read_json_lists(data: Mapping[str, Any], form: Form, where: str) -> Listing:
             raise BadInputError(f"{where}: {key} must be a list of names")
         entries += [_entry(keys, key, name, 0) for name in names]
     entries += _of_inputs(data.get(_INPUTS), 0)
-    return _listing(form, entries)
+    base = _low(data.get(_TYPE, "fp16"))
+    if base is None:
+        raise BadInputError(f"{where}: {_TYPE} must be fp16 or bf16")
+    return _listing(form, entries, base)
 
 
 def read_option_lists(text: str, form: Form, where: str) -> Listing:
@@ -120,7 +93,7 @@ def read_option_lists(text: str, form: Form, where: str) -> Listing:
     """
     keys = AUTOCAST_KEYS if form is Form.AUTOCAST else BLOCK_KEYS
     entries: list[Entry] = []
-    current = ""
+    current, base = "", Precision.FP16
     for number, line in _lines(text):
         try:
             words = shlex.split(line, comments=True)
@@ -135,10 +108,17 @@ def read_option_lists(text: str, form: Form, where: str) -> Listing:
                 words_of = [word]
             if current in keys:
                 entries += [_entry(keys, current, one, number) for one in words_of if one]
+            elif current in (_TYPE, "t"):
+                base = next((_low(one) or base for one in words_of), base)
     if not entries:
         raise nothing_in(where, form, " or ".join(f"--{key}" for key in keys))
-    low = re.search(r"--(?:low_precision_type|t)[= ]bf16|-t[= ]bf16", text) is not None
-    return _listing(form, entries, Precision.BF16 if low else Precision.FP16)
+    return _listing(form, entries, base)
+
+
+def _low(value: Any) -> Precision | None:
+    """The precision that AutoCast reduces to; None if ``value`` is no such one."""
+    found = precision_of(value)[0] if isinstance(value, str) else None
+    return None if found is Precision.FP32 else found
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -147,7 +127,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not joined:
             began = number
-        if line.endswith("\\"):
+        if line.endswith("\\") and not line.lstrip().startswith("#"):
             joined += line[:-1] + " "
             continue
         yield began, joined + line
@@ -160,99 +140,82 @@ def read_call_lists(text: str, form: Form, where: str, operators: Collection[str
     """The entries of the calls in a Python file, for a model with ``operators``.
 
     Raises:
-        BadInputError: it is no Python, or calls no such converter.
+        BadInputError: it is no Python, calls no such converter, or has too many tests.
     """
     tree = parsed_script(text)
-    calls = [] if tree is None else [found for found in _calls(tree) if found[0] is form]
+    calls = [] if tree is None else [node for its, node in _calls(tree) if its is form]
     if tree is None or not calls:
         raise nothing_in(where, form, "call of a converter")
-    keys = AUTOCAST_KEYS if form is Form.AUTOCAST else BLOCK_KEYS
-    known = _constants(tree)
+    reader = CallReader(tree, text, calls)
+    reader.read(where)
     entries: list[Entry] = []
-    for _, call, _ in calls:
-        given = {k.arg: k.value for k in call.keywords if k.arg is not None}
-        for key in (key for key in keys if key in given):
-            entries += _of_value(keys, key, given[key], known, operators)
-        if form is Form.BLOCK_LIST and "op_block_list" not in given:
-            entries += _of_defaults(call.lineno, operators)
-        if _INPUTS in given:
-            entries += _of_inputs(_literal(given[_INPUTS], known), given[_INPUTS].lineno)
-    return _listing(form, entries)
+    notes = list(reader.notes())
+    base = Precision.FP16
+    for call in reader.calls():
+        entries += _of_call(call, form, operators)
+        if form is Form.AUTOCAST and _TYPE in call.values:
+            low = _low(call.values[_TYPE])
+            base = low or base
+            if low is None:
+                notes.append(f"line {call.node.lineno}: {_TYPE} is not known; --precision says it")
+    for node, reason in reader.unread():
+        shown = source_of(node)[:120]
+        by = By.OPERATOR
+        entries.append(Entry(by, shown, None, What.EXCLUDED, node.lineno, refused=reason))
+    entries.sort(key=lambda entry: entry.line)
+    return _listing(form, list(dict.fromkeys(entries)), base, notes)
 
 
-def _calls(tree: ast.AST) -> Iterator[tuple[Form, ast.Call, str]]:
-    """The calls of converters, each with its form and name."""
+def _calls(tree: ast.AST) -> Iterator[tuple[Form, ast.Call]]:
+    """The calls of converters, each with its form."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        name = ast.unparse(node.func).rpartition(".")[2]
+        name = called_name(node)
         given = {k.arg for k in node.keywords}
         if not AUTOCAST_KEYS.keys().isdisjoint(given) and "quant" not in name:
-            yield Form.AUTOCAST, node, name
+            yield Form.AUTOCAST, node
         elif not {*BLOCK_KEYS, _INPUTS}.isdisjoint(given) or _CONVERTS.match(name):
-            yield Form.BLOCK_LIST, node, name
+            yield Form.BLOCK_LIST, node
 
 
-def _constants(tree: ast.AST) -> dict[str, ast.expr]:
-    """The expressions that variables stand for, where each is assigned once."""
-    found: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found.setdefault(node.targets[0].id, []).append(node.value)
-    return {name: values[0] for name, values in found.items() if len(values) == 1}
-
-
-def _literal(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) -> Any:
-    """What an expression of literals, variables and sums of lists gives; None for others."""
-    if depth > 20:
-        return None
-    if isinstance(node, ast.Name) and node.id in known:
-        return _literal(known[node.id], known, depth + 1)
-    if ast.unparse(node).rpartition(".")[2] == _DEFAULT_LIST:
-        return list(_DEFAULTS)
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("list", "set") and node.args:
-        return _literal(node.args[0], known, depth + 1)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.BitOr):
-        left, right = (_literal(side, known, depth + 1) for side in (node.left, node.right))
-        if left is None or right is None:
-            return None
-        return [*left, *right]
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return None
+def _of_call(call: GivenCall, form: Form, operators: Collection[str]) -> Iterator[Entry]:
+    """The entries of one call of a converter."""
+    keys = AUTOCAST_KEYS if form is Form.AUTOCAST else BLOCK_KEYS
+    for key in (key for key in keys if call.values.get(key) is not None):
+        yield from _of_value(keys, key, call, operators)
+    if form is Form.BLOCK_LIST and call.values.get("op_block_list") is None:
+        said = "without op_block_list the tool keeps it by its default"
+        for name in call.defaults:
+            if name in operators:
+                line = call.node.lineno
+                yield Entry(By.OPERATOR, name, Precision.FP32, What.EXCLUDED, line, said=said)
+    yield from _of_inputs(call.values.get(_INPUTS), call.line_of(_INPUTS))
 
 
 def _of_value(
     keys: Mapping[str, tuple[By, Precision]],
     key: str,
-    node: ast.expr,
-    known: Mapping[str, ast.expr],
+    call: GivenCall,
     operators: Collection[str],
 ) -> Iterator[Entry]:
     """The entries of an argument; one refused entry where it cannot be read."""
-    absent = set(_DEFAULTS).difference(operators) if _DEFAULT_LIST in ast.unparse(node) else set()
-    value = _literal(node, known)
-    if value is None and not (isinstance(node, ast.Constant) and node.value is None):
-        shown, reason = f"{key}={ast.unparse(node)}"[:120], "is no list of literals"
-        yield Entry(keys[key][0], shown, None, What.EXCLUDED, node.lineno, refused=reason)
+    value, line = call.values[key], call.line_of(key)
+    names: Iterable[Any] = sorted(value, key=str) if isinstance(value, set | frozenset) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        shown, reason = f"{key}={call.source_of(key)}"[:120], "is no list of literals"
+        yield Entry(keys[key][0], shown, None, What.EXCLUDED, line, refused=reason)
         return
-    for name in value or ():
-        if isinstance(name, str) and name not in absent:
-            yield _entry(keys, key, name, node.lineno)
-
-
-def _of_defaults(line: int, operators: Collection[str]) -> Iterator[Entry]:
-    """Entries for the operators that the tools keep in FP32 where no list is given."""
-    said = "without op_block_list the tool keeps it by its default"
-    for name in _DEFAULTS:
-        if name in operators:
-            yield Entry(By.OPERATOR, name, Precision.FP32, What.EXCLUDED, line, said=said)
+    for name in names:
+        if not isinstance(name, DefaultOperator) or name in operators:
+            yield _entry(keys, key, str(name), line)
 
 
 def _of_inputs(value: Any, line: int) -> Iterator[Entry]:
     """Refused entries for inputs that a tool converts though their operator takes FP32."""
     names: Sequence[Any] = list(value) if isinstance(value, dict) else ()
+    if isinstance(value, Unknown):
+        names = [_INPUTS]
     for name in names:
         reason = f"{_INPUTS} says inputs of an operator; a plan says layers"
         yield Entry(By.OPERATOR, str(name), None, What.EXCLUDED, line, refused=reason)
@@ -267,12 +230,13 @@ def _listing(
     form: Form,
     entries: Sequence[Entry],
     base: Precision = Precision.FP16,
+    notes: Sequence[str] = (),
 ) -> Listing:
     """The listing; what a tool includes counts before what it excludes."""
     first = [entry for entry in entries if entry.precision is not Precision.FP16]
     last = [replace(e, precision=base) for e in entries if e.precision is Precision.FP16]
-    notes = (_RULES,) if form is Form.AUTOCAST else ()
-    return Listing(form, [*first, *last], base, notes, sequential=True)
+    rules = (_RULES,) if form is Form.AUTOCAST else ()
+    return Listing(form, [*first, *last], base, (*rules, *notes), sequential=True)
 
 
 def read_json(text: str) -> Any:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from bisect_trt.imports.changes import ALTERS
 from bisect_trt.imports.entries import expression
 from bisect_trt.imports.values import (
     Function,
@@ -94,6 +95,8 @@ _CONTAINERS = frozenset(
         "issuperset",
         "isdisjoint",
         "index",
+        "count",
+        "symmetric_difference",
     ]
 )
 _BUILTINS: Mapping[str, Callable[..., Any]] = {
@@ -114,7 +117,15 @@ _BUILTINS: Mapping[str, Callable[..., Any]] = {
     "abs": abs,
 }
 _EXPRESSIONS = ("match", "search", "fullmatch", "findall")
-_REFUSED_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError)
+_REFUSED_ERRORS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    re.error,
+)
 
 
 class Expressions:
@@ -127,6 +138,7 @@ class Expressions:
         self._subjects = subjects
         self._counts = counts
         self._steps = 0
+        self._lost: dict[int, tuple[Any, Unknown]] = {}
         self.by_number = False
         self.scopes: list[dict[str, Any]] = [{}]
 
@@ -146,6 +158,22 @@ class Expressions:
         """Notes that a test that no layer decides is taken as true."""
         raise NotImplementedError
 
+    def skip(self, node: ast.AST, *, of_layer: bool = False) -> None:
+        """Makes unknown what ``node`` changes, as it is not followed; a layer may decide it."""
+        raise NotImplementedError
+
+    def lose(self, value: Any, *, of_layer: bool = False) -> None:
+        """Makes a list, set or dictionary unknown, by whatever name; a change was not followed."""
+        if isinstance(value, Method):
+            value = value.receiver
+        if isinstance(value, list | set | dict):
+            self._lost[id(value)] = value, Unknown(of_layer)
+
+    def known(self, value: Any) -> Any:
+        """``value``; :class:`Unknown` if it was lost."""
+        lost = self._lost.get(id(value))
+        return value if lost is None else lost[1]
+
     def value(self, node: ast.expr) -> Any:
         """What ``node`` gives; :class:`Unknown` where only running it would show.
 
@@ -158,13 +186,14 @@ class Expressions:
             raise TooManyTestsError(node.lineno)
         reader = getattr(self, f"read_{type(node).__name__.lower()}", None)
         if reader is None:
+            self.skip(node)
             return Unknown(self._mentions_layer(node))
         try:
-            return reader(node)
-        except _REFUSED_ERRORS as error:
-            raise NotUnderstoodError(node.lineno, f"cannot be read ({error})"[:120]) from error
+            return self.known(reader(node))
         except (RecursionError, MemoryError) as error:
             raise NotUnderstoodError(node.lineno, "is nested too deeply") from error
+        except _REFUSED_ERRORS as error:
+            raise NotUnderstoodError(node.lineno, f"cannot be read ({error})"[:120]) from error
 
     def truth(self, value: Any) -> bool | None:
         """Whether ``value`` is true; None if it is not known."""
@@ -258,7 +287,7 @@ class Expressions:
         for node in nodes:
             if isinstance(node, ast.Starred):
                 inner = self.items(self.value(node.value), node.lineno)
-                found += [Unknown()] if inner is None else inner
+                found += [Unknown()] if inner is None else map(self.known, inner)
             else:
                 found.append(self.value(node))
         return found
@@ -314,7 +343,7 @@ class Expressions:
         if isinstance(node.op, ast.Mult):
             size = _size(left) * _size(right)
         # Python's % also formats texts, to any length.
-        known = not (isinstance(node.op, ast.Mod) and isinstance(left, str))
+        known = not (isinstance(node.op, ast.Mod) and isinstance(left, str | bytes))
         found = _BINARY.get(type(node.op))
         if found is None or not known or size > MOST_ITEMS:
             return Unknown(self._mentions_layer(node))
@@ -326,6 +355,8 @@ class Expressions:
         unknown: list[tuple[ast.expr, Any]] = []
         for part in node.values:
             value = self.value(part)
+            if unknown:
+                self.skip(part)  # it may not have been read
             if isinstance(value, Unknown):
                 unknown.append((part, value))
             elif bool(value) is decides:
@@ -343,6 +374,8 @@ class Expressions:
         """``a if test else b``."""
         test = self.value(node.test)
         if isinstance(test, Unknown):
+            self.skip(node.body)
+            self.skip(node.orelse)
             return test
         return self.value(node.body if test else node.orelse)
 
@@ -393,6 +426,7 @@ class Expressions:
         try:
             return made(list(self._comprehended(node, node.elt)))
         except _UnknownItemsError:
+            self.skip(node)
             return Unknown(self._mentions_layer(node))
 
     def read_listcomp(self, node: ast.ListComp) -> Any:
@@ -427,10 +461,14 @@ class Expressions:
         arguments = self._list(node.args)
         of_layer = any(self._is_of_layer(one) for one in arguments)
         if isinstance(node.func, ast.Name) and isinstance(self.lookup(node.func.id), Unknown):
+            for keyword in node.keywords:
+                self.skip(keyword.value)
             return self._builtin(node.func.id, arguments, node)
         function = self.value(node.func)
         if isinstance(function, Function):
             return self.call(function, arguments, node)
+        for keyword in node.keywords:
+            self.skip(keyword.value)
         if isinstance(function, Method):
             return self._method(function, arguments, node)
         return Unknown(of_layer or function == Unknown(of_layer=True))
@@ -453,7 +491,7 @@ class Expressions:
             items = self.items(arguments[0], node.lineno)
             is_network = isinstance(arguments[0], NetworkValue)
             number: Callable[[int], int] = Place if is_network else int
-            return [] if items is None else [(number(i), x) for i, x in enumerate(items)]
+            return Unknown() if items is None else [(number(i), x) for i, x in enumerate(items)]
         if name == "len":
             return len(arguments[0])
         if name == "str":
@@ -501,8 +539,11 @@ class Expressions:
                 return TensorValue(receiver, index) if known else Unknown(of_layer=True)
             self.act(receiver, name, arguments, node.lineno)
             return None
+        of_layer = any(one.of_layer for one in unknown)
+        if name in ALTERS and (unknown or node.keywords or name not in _CONTAINERS):
+            self.lose(receiver, of_layer=of_layer)
         if unknown:
-            return Unknown(any(one.of_layer for one in unknown))
+            return Unknown(of_layer)
         if node.keywords:
             return Unknown(of_layer=True)
         if receiver == Module("re"):
@@ -532,7 +573,7 @@ class Expressions:
 
 def _size(value: Any) -> int:
     """How many items or characters ``value`` has; a number's own size."""
-    if isinstance(value, str | list | tuple | set | frozenset | dict):
+    if isinstance(value, str | bytes | list | tuple | set | frozenset | dict):
         return len(value)
     return abs(value) if isinstance(value, int) else 1
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision
+from bisect_trt.imports.changes import ChangeFinder, Defined, called_name, source_of
 from bisect_trt.imports.entries import By, Entry, Form, Listing, What, nothing_in, precision_of
 from bisect_trt.imports.expressions import Expressions
 from bisect_trt.imports.values import (
@@ -28,14 +31,16 @@ from bisect_trt.imports.values import (
     subjects,
 )
 from bisect_trt.model.graph import Graph
-from bisect_trt.model.trt_names import Network
+from bisect_trt.model.trt_names import Network, NetworkLayer
 
 _OURS = "written by bisect-trt"
 _MOST_CALLS = 20
-_SETS = ("precision", "set_output_type", "reset_precision")
-_BY_NUMBER = "layers are counted; other versions of TensorRT number differently"
+_READS_ONLY = frozenset(
+    ("print", "pprint", "debug", "info", "warning", "error", "log", "write", "writelines", "dump")
+)
+"""Functions that only show or write what they get."""
 
-_Callable = ast.FunctionDef | ast.AsyncFunctionDef
+_BY_NUMBER = "layers are counted; other versions of TensorRT number differently"
 
 
 def parsed_script(text: str) -> ast.Module | None:
@@ -80,13 +85,8 @@ def read_script(text: str, where: str, graph: Graph, network: Network | None) ->
         return _of_own(tree, where)
     if not sets_layers(tree):
         raise nothing_in(where, Form.SCRIPT, "layer.precision or set_output_type")
-    reader = _Script(tree, text, graph, network)
-    try:
-        reader.read()
-    except TooManyTestsError as error:
-        raise BadInputError(
-            f"{where}: line {error.line}: too many tests to read; write the layers' names as a list"
-        ) from error
+    reader = Follower(tree, text, subjects(graph, network), counts=network is not None)
+    reader.read(where)
     notes = [*reader.notes(), *_of_flags(text)]
     entries = list(reader.entries())
     return Listing(Form.SCRIPT, entries, _base_of(text), tuple(notes), sequential=True)
@@ -95,7 +95,7 @@ def read_script(text: str, where: str, graph: Graph, network: Network | None) ->
 def _of_own(tree: ast.Module, where: str) -> Listing:
     """The entries of the script that ``bisect-trt export`` writes."""
     for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PINNED":
+        if isinstance(node, ast.Assign) and source_of(node.targets[0]) == "PINNED":
             names = ast.literal_eval(node.value) if not isinstance(node.value, ast.Call) else ()
             entries = [
                 Entry(By.NAME, name, Precision.FP32, line=node.lineno) for name in sorted(names)
@@ -136,7 +136,7 @@ class _Action:
     layers: dict[int, None] = field(default_factory=dict)
 
 
-class _JumpError(Exception):
+class JumpError(Exception):
     """A ``break``, ``continue`` or ``return``."""
 
     def __init__(self, kind: str, value: Any = None) -> None:
@@ -145,47 +145,77 @@ class _JumpError(Exception):
         self.value = value
 
 
-class _Script(Expressions):
+class Follower(Expressions):
     """Follows the statements of a script for every layer of the network."""
 
-    def __init__(self, tree: ast.Module, text: str, graph: Graph, network: Network | None) -> None:
-        super().__init__(subjects(graph, network), counts=network is not None)
+    purpose = "sets layers"
+
+    def __init__(
+        self, tree: ast.Module, text: str, layers: Sequence[NetworkLayer], *, counts: bool
+    ) -> None:
+        super().__init__(layers, counts=counts)
         self._tree = tree
         self._lines = text.splitlines()
-        self._functions: dict[str, _Callable] = {
-            node.name: node for node in ast.walk(tree) if isinstance(node, _Callable)
+        self._class_of: dict[Defined, ast.ClassDef] = {
+            part: node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+            for part in node.body
+            if isinstance(part, Defined)
         }
+        self._functions: dict[str, list[Defined]] = defaultdict(list)
+        for node in ast.walk(tree):
+            if isinstance(node, Defined):
+                self._functions[node.name].append(node)
+        self._changes = ChangeFinder(self._functions)
         self._sets: dict[int, bool] = {}
         self._actions: dict[tuple[int, What, Precision | None], _Action] = {}
         self._refused: dict[int, str] = {}
         self._assumed: dict[int, str] = {}
-        self._depth = 0
+        self._inside: list[Defined | ast.Lambda] = []
+        self._entered: set[Defined | ast.Lambda] = set()
+        self._may_return: list[bool] = [False]
         self._derived: list[frozenset[str]] = []
         self._last: dict[tuple[What, int], _Action] = {}
 
-    def read(self) -> None:
-        """Follows the module, then each function that sets layers and that nothing here calls."""
-        for node in self._functions.values():
-            self.scopes[0][node.name] = Function(node)
+    def is_action(self, node: ast.AST) -> bool:
+        """Whether ``node`` itself does what the script is read for."""
+        return _is_action(node)
+
+    def read(self, where: str) -> None:
+        """Follows the module, then each function that sets layers and that nothing here calls.
+
+        Raises:
+            BadInputError: the script ``where`` has too many tests.
+        """
+        try:
+            self._read()
+        except TooManyTestsError as error:
+            raise BadInputError(
+                f"{where}: line {error.line}: too many tests to read; "
+                "write the layers' names as a list"
+            ) from error
+
+    def _read(self) -> None:
+        functions = [node for same in self._functions.values() for node in same]
+        for node in functions:
+            if node not in self._class_of:
+                self.scopes[0][node.name] = Function(node)
         self._try(self._tree.body)
-        called = {
-            ast.unparse(node.func).rpartition(".")[2]
-            for node in ast.walk(self._tree)
-            if isinstance(node, ast.Call)
-        }
-        for name, node in self._functions.items():
-            if name not in called and self._acts(node.body):
+        called = {called_name(node) for node in ast.walk(self._tree) if isinstance(node, ast.Call)}
+        for node in functions:
+            if node.name not in called and self.acts(node.body):
                 self._try_call(node)
 
     def _try(self, body: Sequence[ast.stmt]) -> None:
         try:
-            self._run(body)
-        except _JumpError:
+            self.run(body)
+        except JumpError:
             return
         except NotUnderstoodError as error:
             self._refuse(error.line, error.reason)
 
-    def _try_call(self, node: _Callable) -> None:
+    def _try_call(self, node: Defined) -> None:
         try:
             self._enter(node, [], {})
         except NotUnderstoodError as error:
@@ -208,8 +238,8 @@ class _Script(Expressions):
         }
         for node in nodes:
             line = getattr(node, "lineno", 0)
-            if _is_action(node) and line not in reached | covered:
-                refused[line] = "no layer of this model comes to this line"
+            if self.is_action(node) and line not in reached | covered:
+                refused[line] = self._why_not_reached(line)
         found = [
             Entry(
                 By.LAYERS,
@@ -229,63 +259,115 @@ class _Script(Expressions):
         ]
         yield from sorted(found, key=lambda entry: entry.line)
 
+    def _why_not_reached(self, line: int) -> str:
+        """Why a line did nothing: its function was not followed, or no layer came to it."""
+        around = [
+            node
+            for same in self._functions.values()
+            for node in same
+            if node.lineno <= line <= (node.end_lineno or node.lineno)
+        ]
+        inner = max(around, key=lambda node: node.lineno, default=None)
+        if inner is not None and inner not in self._entered:
+            return f"no call of {inner.name}() could be followed"
+        return "no layer of this model comes to this line"
+
     def notes(self) -> Iterator[str]:
         """What was taken for granted."""
         for line, test in sorted(self._assumed.items()):
-            yield f"line {line}: taken as it sets layers: {test[:60]}"
+            yield f"line {line}: taken as it {self.purpose}: {test[:60]}"
 
     def _shown(self, line: int) -> str:
         return self._lines[line - 1].strip() if 0 < line <= len(self._lines) else ""
 
     # Statements.
 
-    def _acts(self, nodes: Sequence[ast.AST]) -> bool:
+    def acts(self, nodes: Sequence[ast.AST]) -> bool:
         """Whether something in ``nodes``, or in a function that they call, sets a layer."""
-        return any(self._sets_inside(node, frozenset()) for node in nodes)
+        return any(self._sets_inside(node) for node in nodes)
 
-    def _sets_inside(self, node: ast.AST, within: frozenset[str]) -> bool:
-        known = self._sets.get(id(node))
-        if known is not None:
-            return known
-        found = False
-        for part in ast.walk(node):
-            name = (
-                part.func.id
-                if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)
-                else ""
+    def _sets_inside(self, node: ast.AST) -> bool:
+        if id(node) not in self._sets:
+            self._sets[id(node)] = any(
+                self.is_action(part)
+                or (isinstance(part, ast.Call) and called_name(part) in self._acting)
+                for part in ast.walk(node)
             )
-            inner = self._functions.get(name)
-            if _is_action(part) or (
-                inner is not None
-                and name not in within
-                and self._sets_inside(inner, within | {name})
-            ):
-                found = True
-                break
-        self._sets[id(node)] = found
-        return found
+        return self._sets[id(node)]
 
-    def _run(self, body: Sequence[ast.stmt]) -> None:
-        for statement in body:
+    @cached_property
+    def _acting(self) -> frozenset[str]:
+        """The names of the functions that set a layer, or call one that does."""
+        callers: dict[str, set[str]] = defaultdict(set)
+        waiting, found = set[str](), set[str]()
+        for name, same in self._functions.items():
+            for part in (part for node in same for part in ast.walk(node)):
+                if isinstance(part, ast.Call):
+                    callers[called_name(part)].add(name)
+                if self.is_action(part):
+                    waiting.add(name)
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting |= callers[name]
+        return frozenset(found)
+
+    def run(self, body: Sequence[ast.stmt]) -> None:
+        """Follows statements; after one that is not understood the rest is left out.
+
+        Raises:
+            NotUnderstoodError: one of them is about layers and cannot be followed.
+        """
+        for place, statement in enumerate(body):
             follow = getattr(self, f"follow_{type(statement).__name__.lower()}", None)
-            if follow is not None:
-                self._follow(follow, statement)
-            elif self._acts([statement]):
+            try:
+                if follow is not None:
+                    self._follow(follow, statement)
+                    continue
+            except NotUnderstoodError:
+                for left_out in body[place:]:
+                    self.skip(left_out)
+                raise
+            if self.acts([statement]):
                 self._refuse(statement.lineno, "is a statement that is not read")
+            self.skip(statement)
 
     def _follow(self, follow: Callable[[Any], None], statement: ast.stmt) -> None:
         """Follows a statement; one that no layer needs may be left out."""
         try:
-            follow(statement)
+            try:
+                follow(statement)
+            except RecursionError as error:
+                raise NotUnderstoodError(statement.lineno, "is nested too deeply") from error
         except NotUnderstoodError:
-            if self._derived or self._acts([statement]):
+            if self._derived or self.acts([statement]):
                 raise
-            for name in _stored_in(statement):
-                self.scopes[-1][name] = Unknown()
+            self.skip(statement)
+
+    def skip(self, node: ast.AST, *, of_layer: bool = False) -> None:
+        """Makes unknown what ``node`` changes, as it is not followed; a layer may decide it."""
+        if isinstance(node, Defined | ast.ClassDef):
+            return  # it only defines
+        of_layer = of_layer or bool(self._derived)
+        changes = self._changes.of(node)
+        for name in changes.altered:
+            self.lose(self.lookup(name), of_layer=of_layer)
+        for name in changes.stored:
+            self.scopes[-1][name] = Unknown(of_layer)
+        for name in changes.outside:
+            self.scopes[0][name] = Unknown(of_layer)
+        self._may_return[-1] |= changes.returns
 
     def follow_expr(self, node: ast.Expr) -> None:
-        """A call."""
-        self.value(node.value)
+        """A call; one of a function that is not in this file may change lists that it gets."""
+        found = self.value(node.value)
+        if isinstance(node.value, ast.Call) and isinstance(found, Unknown):
+            name = called_name(node.value)
+            if name not in _READS_ONLY and name not in self._functions:
+                for argument in node.value.args:
+                    if isinstance(argument, ast.Name):
+                        self.lose(self.lookup(argument.id), of_layer=bool(self._derived))
 
     def follow_assign(self, node: ast.Assign) -> None:
         """An assignment to variables, or to the precision of a layer."""
@@ -301,10 +383,16 @@ class _Script(Expressions):
                 self.bind(target, value)
 
     def _put(self, target: ast.Subscript, value: Any) -> None:
-        """An assignment to an item of a dictionary."""
-        owner, key = self.value(target.value), self.value(target.slice)
-        if isinstance(owner, dict) and not isinstance(key, Unknown):
-            owner[key] = value
+        """An assignment to an item; only one of a dictionary is followed."""
+        owner = self.value(target.value)
+        key = Unknown() if isinstance(target.slice, ast.Slice) else self.value(target.slice)
+        try:
+            if isinstance(owner, dict) and not isinstance(key, Unknown):
+                owner[key] = value
+                return
+        except (TypeError, RecursionError) as error:
+            raise NotUnderstoodError(target.lineno, "sets an item that cannot be read") from error
+        self.lose(owner, of_layer=self._is_of_layer(key))
 
     def follow_annassign(self, node: ast.AnnAssign) -> None:
         """An assignment with a type."""
@@ -312,23 +400,39 @@ class _Script(Expressions):
             self.follow_assign(ast.copy_location(ast.Assign([node.target], node.value), node))
 
     def follow_augassign(self, node: ast.AugAssign) -> None:
-        """``a += b`` of a variable."""
-        if isinstance(node.target, ast.Name):
-            left = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
-            whole = ast.copy_location(ast.BinOp(left, node.op, node.value), node)
-            self.bind(node.target, self.value(whole))
+        """``a += b`` of a variable; a list is changed where it is, by all of its names."""
+        if not isinstance(node.target, ast.Name):
+            self.value(node.value)
+            self.lose(self.value(node.target), of_layer=bool(self._derived))
+            self.skip(node)
+            return
+        left = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
+        whole = ast.copy_location(ast.BinOp(left, node.op, node.value), node)
+        before, after = self.value(left), self.value(whole)
+        match before, after:
+            case (list(), list()):
+                before[:] = after
+            case (set(), set()) | (dict(), dict()):
+                before.clear()
+                before.update(after)
+            case _:
+                self.lose(before, of_layer=self._is_of_layer(after))
+                before = after
+        self.bind(node.target, before)
 
     def follow_if(self, node: ast.If) -> None:
         """A test; one that no layer decides is taken as it sets layers."""
         test = self.value(node.test)
         if not isinstance(test, Unknown):
-            self._run(node.body if test else node.orelse)
+            self.run(node.body if test else node.orelse)
             return
         if not self.depends(node.test, test):
-            taken = next((b for b in (node.body, node.orelse) if self._acts(b)), None)
-            if taken is not None:
-                self.assume(node.test)
-                self._run(taken)
+            taken = next((b for b in (node.body, node.orelse) if self.acts(b)), None)
+            if taken is None:
+                self.skip(node)
+                return
+            self.assume(node.test)
+            self.run(taken)
             return
         jumps = any(
             isinstance(part, ast.Continue | ast.Break | ast.Return)
@@ -336,16 +440,14 @@ class _Script(Expressions):
             for statement in body
             for part in ast.walk(statement)
         )
-        if jumps or self._acts([*node.body, *node.orelse]):
-            reason = f"tests what is not known here: {ast.unparse(node.test)}"
+        if jumps or self.acts([*node.body, *node.orelse]):
+            reason = f"tests what is not known here: {source_of(node.test)}"
             raise NotUnderstoodError(node.lineno, reason[:120])
-        for part in (p for s in (*node.body, *node.orelse) for p in ast.walk(s)):
-            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                self.bind(part, Unknown(of_layer=True))
+        self.skip(node, of_layer=True)
 
     def assume(self, node: ast.expr) -> None:
         """Notes that a test that no layer decides is taken as it sets layers."""
-        self._assumed[node.lineno] = ast.unparse(node)
+        self._assumed[node.lineno] = source_of(node)
 
     def depends(self, node: ast.expr, value: Any) -> bool:
         """Whether a layer, or what a loop over layers has computed, decides ``value``."""
@@ -358,25 +460,26 @@ class _Script(Expressions):
         """A loop over layers, numbers or a list."""
         items = self.items(self.value(node.iter), node.lineno)
         if items is None:
-            if self._acts(node.body):
-                reason = f"goes over what is not known here: {ast.unparse(node.iter)}"
+            if self.acts(node.body):
+                reason = f"goes over what is not known here: {source_of(node.iter)}"
                 self._refuse(node.lineno, reason[:120])
+            self.skip(node)
             return
         self._derived.append(_stored_in(node))
         try:
             self._loop(node, list(items))
         finally:
             self._derived.pop()
-        self._run(node.orelse)
+        self.run(node.orelse)
 
     def _loop(self, node: ast.For, items: Sequence[Any]) -> None:
         for item in items:
             self.bind(node.target, item)
             try:
-                self._run(node.body)
+                self.run(node.body)
             except NotUnderstoodError as error:
                 self._refuse(error.line, error.reason)
-            except _JumpError as jump:
+            except JumpError as jump:
                 if jump.kind == "break":
                     return
                 if jump.kind != "continue":
@@ -388,23 +491,32 @@ class _Script(Expressions):
             value = self.value(item.context_expr)
             if item.optional_vars is not None:
                 self.bind(item.optional_vars, value)
-        self._run(node.body)
+        self.run(node.body)
 
     def follow_try(self, node: ast.Try) -> None:
         """A block whose handlers are not followed."""
-        self._run([*node.body, *node.orelse, *node.finalbody])
+        self.run([*node.body, *node.orelse, *node.finalbody])
+
+    def follow_raise(self, node: ast.Raise) -> None:
+        """An error; what comes after it is not done."""
+        raise NotUnderstoodError(node.lineno, "raises an error")
+
+    def follow_assert(self, node: ast.Assert) -> None:
+        """An error where the test is known to be false."""
+        if self.truth(self.value(node.test)) is False:
+            raise NotUnderstoodError(node.lineno, "raises an error")
 
     def follow_continue(self, node: ast.Continue) -> None:
         """Ends a turn of a loop."""
-        raise _JumpError("continue")
+        raise JumpError("continue")
 
     def follow_break(self, node: ast.Break) -> None:
         """Ends a loop."""
-        raise _JumpError("break")
+        raise JumpError("break")
 
     def follow_return(self, node: ast.Return) -> None:
         """Ends a function."""
-        raise _JumpError("return", None if node.value is None else self.value(node.value))
+        raise JumpError("return", None if node.value is None else self.value(node.value))
 
     def follow_import(self, node: ast.Import) -> None:
         """Names of modules."""
@@ -428,15 +540,50 @@ class _Script(Expressions):
 
     # Calls and actions.
 
+    def read_call(self, node: ast.Call) -> Any:
+        """A call; a method of a class of the script is followed too."""
+        if isinstance(node.func, ast.Attribute):
+            method = self._method_of(node.func, node)
+            if method is not None:
+                arguments = self._list(node.args)
+                if self._is_bound(node.func, method):
+                    arguments.insert(0, Unknown())
+                return self.call(Function(method), arguments, node)
+        return super().read_call(node)
+
+    def _method_of(self, func: ast.Attribute, node: ast.Call) -> Defined | None:
+        """The method of this file that a call of an attribute of something unknown means."""
+        same = [one for one in self._functions.get(func.attr, ()) if one in self._class_of]
+        if not same or self.value(func.value) != Unknown():
+            return None
+        own = next(
+            (self._class_of[one] for one in reversed(self._inside) if one in self._class_of), None
+        )
+        if isinstance(func.value, ast.Name) and func.value.id in ("self", "cls"):
+            same = [one for one in same if self._class_of[one] is own] or same
+        if len(same) > 1:
+            if self.acts(same):
+                reason = f"calls {func.attr}(), which more than one class here has"
+                raise NotUnderstoodError(node.lineno, reason)
+            return None
+        # A method may call one of the same name of another object.
+        return None if same[0] in self._inside else same[0]
+
+    def _is_bound(self, func: ast.Attribute, method: Defined) -> bool:
+        """Whether a call gives the method one argument more than it has in brackets."""
+        kinds = [source_of(one) for one in method.decorator_list]
+        of_class = source_of(func.value) == self._class_of[method].name
+        return "classmethod" in kinds or not (of_class or "staticmethod" in kinds)
+
     def call(self, function: Function, arguments: Sequence[Any], node: ast.Call) -> Any:
         """What a function of the script gives."""
         named = {k.arg: self.value(k.value) for k in node.keywords if k.arg is not None}
         return self._enter(function.node, arguments, named)
 
     def _enter(
-        self, node: _Callable | ast.Lambda, arguments: Sequence[Any], named: Mapping[str, Any]
+        self, node: Defined | ast.Lambda, arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> Any:
-        if self._depth >= _MOST_CALLS:
+        if len(self._inside) >= _MOST_CALLS:
             raise NotUnderstoodError(node.lineno, "calls itself")
         places = [*node.args.posonlyargs, *node.args.args]
         scope: dict[str, Any] = {one.arg: Unknown() for one in (*places, *node.args.kwonlyargs)}
@@ -449,24 +596,29 @@ class _Script(Expressions):
         scope |= {one.arg: value for one, value in zip(places, arguments, strict=False)}
         scope |= named
         for one in places:
-            if one.annotation is not None and "INetworkDefinition" in ast.unparse(one.annotation):
+            if one.annotation is not None and "INetworkDefinition" in source_of(one.annotation):
                 scope[one.arg] = NetworkValue()
         before, self.scopes = self.scopes, [self.scopes[0], scope]
         if self._derived:
             self._derived.append(frozenset(scope) | _stored_in(node))
-        self._depth += 1
+        self._inside.append(node)
+        self._entered.add(node)
+        self._may_return.append(False)
+        value = None
         try:
             if isinstance(node, ast.Lambda):
-                return self.value(node.body)
-            self._run(node.body)
-        except _JumpError as jump:
-            return jump.value
+                value = self.value(node.body)
+            else:
+                self.run(node.body)
+        except JumpError as jump:
+            value = jump.value
         finally:
             self.scopes = before
-            self._depth -= 1
+            self._inside.pop()
+            may_return = self._may_return.pop()
             if self._derived:
                 self._derived.pop()
-        return None
+        return Unknown(bool(self._derived)) if may_return else value
 
     def act(self, layer: LayerValue, name: str, arguments: Sequence[Any], line: int) -> None:
         """Does what a method says that changes a layer."""

@@ -110,6 +110,111 @@ def test_defaults_are_those_that_the_model_has(given: str, tmp_path: Path) -> No
     assert found.rows_of(Status.REFUSED) == ()
 
 
+CONVERT = "m = convert_float_to_float16(m, op_block_list=blocked)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"blocked = ['Softmax']\nblocked.append('Add')\nblocked += []\n{CONVERT}",
+        f"blocked = ['Softmax']\nblocked += ['Add']\n{CONVERT}blocked.append('Mul')\n",
+        f"blocked = {{'Softmax'}}\nblocked |= {{'Add'}}\n{CONVERT}",
+        f"blocked = ['Mul']\nblocked = ['Softmax', 'Add']\n{CONVERT}",
+        f"blocked = [n for n in ('Softmax', 'Mul', 'Add') if n != 'Mul']\n{CONVERT}",
+        f"def convert(m, blocked=('Softmax', 'Add')):\n    {CONVERT}",
+        f"def convert(m, blocked):\n    {CONVERT}convert(m, ['Softmax', 'Add'])\n",
+        f"for blocked in (['Softmax'], ['Add']):\n    {CONVERT}",
+        f"blocked = ['Softmax', 'Add']\nfor m in glob('*.onnx'):\n    {CONVERT}",
+        f"blocked = ['Softmax', 'Add']\nwhile more():\n    {CONVERT}",
+        f"blocked = ['Softmax', 'Add']\nif args.half:\n    {CONVERT}",
+        f"blocked = ['Softmax', 'Add']\nonnx.save(proto={CONVERT[4:-1]}, f='x')\n",
+        f"blocked = ['Softmax', 'Add']\nall = [{CONVERT[4:-1]} for m in glob('x')]\n",
+        f"blocked = ['Softmax', 'Add']\nm = {CONVERT[4:-1]} if args.half else m\n",
+        f"blocked = ['Softmax', 'Add']\nargs.half and {CONVERT[4:]}",
+        f"blocked = ['Softmax', 'Add']\ntry:\n    {CONVERT}except E:\n    {CONVERT}",
+        f"async def f(blocked=('Softmax', 'Add')):\n    await g({CONVERT[4:-1]})\n",
+        "from x import DEFAULT_OP_BLOCK_LIST as D\nblocked = D + ['Softmax', 'Add']\n" + CONVERT,
+        "o = {'op_block_list': ['Softmax', 'Add']}\nm = convert_float_to_float16(m, **o)\n",
+        "DEFAULT_OP_BLOCK_LIST.extend(['Softmax', 'Add'])\nm = convert_float_to_float16(m)\n",
+    ],
+)
+def test_lists_are_those_that_the_call_gets(text: str, tmp_path: Path) -> None:
+    found = read(tmp_path, "a.py", text)
+    assert found.plan.pinned == of("Softmax", "Add")
+    assert found.rows_of(Status.REFUSED) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"blocked = ['Add']\nblocked.remove('Add')\n{CONVERT}", "op_block_list=blocked"),
+        (f"blocked = ['Add']\nblocked += load()\n{CONVERT}", "op_block_list=blocked"),
+        (
+            f"blocked = ['Add']\nfor n in m.graph.node:\n    blocked.append(n.op_type)\n{CONVERT}",
+            "op_block_list=blocked",
+        ),
+        (
+            f"blocked = ['Add']\nfor n in open('f'):\n    {CONVERT}    blocked.append(n)\n",
+            "op_block_list=blocked",
+        ),
+        (
+            f"blocked = ['Add']\nall = [{CONVERT[4:-1]} for blocked in x]\n",
+            "op_block_list=blocked",
+        ),
+        (CONVERT.replace("blocked", "5"), "op_block_list=5"),
+        (CONVERT.replace("blocked", "'Add'"), "op_block_list='Add'"),
+        (CONVERT.replace("blocked", "[['Add'], 3]"), "op_block_list=[['Add'], 3]"),
+        (
+            CONVERT.replace("blocked", "DEFAULT_OP_BLOCK_LIST + 5"),
+            "op_block_list=DEFAULT_OP_BLOCK_LIST + 5",
+        ),
+        (
+            CONVERT.replace("blocked", "a" + ".b" * 2500),
+            "op_block_list=what is nested too deeply",
+        ),
+        ("m = convert_float_to_float16(m, **load())\n", "convert_float_to_float16(m, **load())"),
+        (f"if False:\n    {CONVERT}", CONVERT[4:-1]),
+        (
+            "DEFAULT_OP_BLOCK_LIST.remove('Min')\nm = convert_float_to_float16(m)\n",
+            "op_block_list=...",
+        ),
+    ],
+)
+def test_what_is_no_list_of_literals_is_refused(text: str, shown: str, tmp_path: Path) -> None:
+    other = f"convert_to_f16(m, op_block_list=[], node_block_list=[{NAMES[0]!r}])\n"
+    found = read(tmp_path, "a.py", text + other)
+    assert found.plan.pinned == {NAMES[0]}
+    assert [row.entry.text for row in found.rows_of(Status.REFUSED)] == [shown]
+
+
+def test_a_deep_name_of_a_call_is_read(tmp_path: Path) -> None:
+    text = "a" + ".b" * 2500 + ".convert_float_to_float16(m, op_block_list=['Softmax'])\n"
+    assert read(tmp_path, "a.py", text).plan.pinned == of("Softmax")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "base"),
+    [
+        ("a.json", '{"op_types_to_exclude": ["Softmax"], "low_precision_type": "bf16"}', "bf16"),
+        ("a.json", '{"op_types_to_exclude": ["Softmax"], "low_precision_type": "fp16"}', "fp16"),
+        ("a.py", "convert(low_precision_type='bf16', op_types_to_exclude=['Softmax'])\n", "bf16"),
+        ("a.py", "T = 'bf16'\nf(low_precision_type=T, op_types_to_exclude=['Softmax'])\n", "bf16"),
+        ("a.sh", "autocast --op_types_to_exclude Softmax --low_precision_type bf16\n", "bf16"),
+        ("a.sh", "autocast --low_precision_type=bf16 --op_types_to_exclude Softmax\n", "bf16"),
+        ("a.sh", "# not -t bf16 \\\nautocast --op_types_to_exclude Softmax # -t bf16\n", "fp16"),
+    ],
+)
+def test_the_type_that_autocast_reduces_to(file: str, text: str, base: str, tmp_path: Path) -> None:
+    plan = read(tmp_path, file, text).plan
+    assert plan.pinned == of("Softmax") and plan.base == base
+
+
+def test_a_type_that_is_not_known_is_said(tmp_path: Path) -> None:
+    text = "f(low_precision_type=args.t, op_types_to_exclude=['Softmax'])\n"
+    notes = read(tmp_path, "a.py", text).notes
+    assert "line 1: low_precision_type is not known; --precision says it" in notes
+
+
 def test_inputs_and_unreadable_lists_are_refused(tmp_path: Path) -> None:
     call = "op_block_list=load(), node_block_list=['%s'], force_fp16_inputs={'Resize': [0]}"
     text = f"\nm = convert_float_to_float16(m, {call % NAMES[0]})\n"
@@ -126,6 +231,11 @@ def test_inputs_and_unreadable_lists_are_refused(tmp_path: Path) -> None:
     [
         ("a.json", '{"op_block_list": "Softmax"}', "op_block_list must be a list of names"),
         ("a.json", '{"nodes_to_exclude": [1]}', "nodes_to_exclude must be a list of names"),
+        (
+            "a.json",
+            '{"nodes_to_exclude": [], "low_precision_type": "fp32"}',
+            "low_precision_type must be fp16 or bf16",
+        ),
         ("a.json", '{"iteration": 3}', "says only the number of an iteration"),
         ("a.json", '{"base": "fp16", "pinned": []}', "is a plan already"),
         ("a.json", '{"a": 1, "b": 2}', "JSON with a, b, which is no list of layers"),

@@ -213,6 +213,11 @@ def test_without_the_parser_types_are_those_of_operators() -> None:
         "def f(x):\n    f(x)\n    x.precision = trt.float32\nfor x in network:\n    f(x)\n",
         "for layer in layers_of(network):\n    layer.precision = trt.float32\n",
         loop("layer.name in [x for x in range(10**9)]"),
+        "for x in network:\n    if 0:\n        pass\n"
+        + "    elif 0:\n        pass\n" * 1000
+        + "    x.precision = choose(x)\n",
+        "".join(f"def f{i}(x):\n    f{i + 1}(x)\n" for i in range(3000))
+        + "def f3000(x):\n    x.precision = trt.float32\nfor x in network:\n    f0(x)\n",
         loop("(" * 90 + "layer.name" + ")" * 90 + " in unknown"),
         "for layer in network:\n    layer.precision = choose(layer)\n",
     ],
@@ -220,6 +225,185 @@ def test_without_the_parser_types_are_those_of_operators() -> None:
 def test_what_cannot_be_followed_is_refused_in_seconds(body: str) -> None:
     entries = listing("import tensorrt as trt\n" + body).entries
     assert entries and all(entry.precision is None and entry.refused for entry in entries)
+
+
+FIRST, SECOND = NAMES[:2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "for line in open('f'):\n    keep.append(line.strip())\n",
+        "keep.extend(json.load(open('f')))\n",
+        f"keep.remove({SECOND!r})\n",
+        f"keep.insert(0, {SECOND!r})\n",
+        f"keep[0] = {SECOND!r}\n",
+        "keep[1:] = []\n",
+        "del keep[1]\n",
+        "table = {}\nkeep.append(table['x'])\n",
+        "keep.append(*names)\n",
+        "i = 0\nwhile i < network.num_layers:\n"
+        "    keep.append(network.get_layer(i).name)\n    i += 1\n",
+        "keep += open('f').read().split()\n",
+        "other = keep\nother.remove(keep[1])\n",
+        "groups = {'a': keep}\ngroups['a'].remove(keep[1])\n",
+        "def add(a, b):\n    a.append(b)\nfor line in open('f'):\n    add(keep, line)\n",
+        "def drop():\n    keep.pop()\ndrop()\n",
+        "def drop():\n    keep.pop()\nwhile more():\n    drop()\n",
+        "def change():\n    global keep\n    keep = []\nchange()\n",
+        "if args.more:\n    keep.append(args.more)\n",
+        "if args.more:\n    keep = []\n",
+        "keep.pop() if args.less else None\n",
+        "args.less and keep.pop()\n",
+        "[keep.append(line) for line in open('f')]\n",
+        "{line: keep.append(line) for line in open('f')}\n",
+        "for layer in network:\n    if is_bad(layer):\n        keep.append(layer.name)\n",
+        "for layer in network:\n    if is_bad(layer):\n        continue\n    keep.pop()\n",
+        "random.shuffle(keep)\n",
+        "load_names('f', keep)\n",
+        "add = keep.append\nfor line in open('f'):\n    add(line)\n",
+        "f(x=keep.pop())\n",
+        "config.f(x=keep.pop())\n",
+        "groups = {'a': keep}\ngroups['a'] += ['x']\n",
+        "match args.kind:\n    case 'a':\n        keep.pop()\n",
+        "with open('f') as f:\n    for line in f:\n        keep.append(line)\n",
+        "try:\n    keep += json.load(open('f'))\nexcept OSError:\n    pass\n",
+    ],
+)
+def test_a_list_whose_change_cannot_be_followed_is_not_known(change: str) -> None:
+    begin = f"keep = [{FIRST!r}, {SECOND!r}]\n{change}"
+    script = begin + loop("layer.name in keep") + loop(f"layer.name == {NAMES[2]!r}")
+    found = read(script)
+    assert found.plan.pinned == {NAMES[2]}
+    row = found.rows_of(Status.REFUSED)[-1]
+    assert row.said == "tests what is not known here: layer.name in keep"
+    assert row.entry.line == script[: script.rindex("in keep")].count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        f"keep.append({SECOND!r})\n",
+        f"keep += [{SECOND!r}]\n",
+        f"other = keep\nother += [{SECOND!r}]\n",
+        f"def add(names):\n    names += [{SECOND!r}]\nadd(keep)\n",
+        f"def add(name):\n    keep.append(name)\nadd({SECOND!r})\n",
+        f"groups = {{}}\ngroups['a'] = keep\ngroups['a'].append({SECOND!r})\n",
+        f"for name in open('f'):\n    print(name)\nkeep.append({SECOND!r})\n",
+        f"try:\n    import x\nexcept ImportError:\n    keep = []\nkeep.append({SECOND!r})\n",
+        f"print(keep)\nlogger.info(keep)\nkeep.append({SECOND!r})\n",
+        f"keep.remove('a')\nkeep = [{FIRST!r}, {SECOND!r}]\n",
+    ],
+)
+def test_a_list_whose_changes_are_followed_is_known(change: str) -> None:
+    found = read(f"keep = [{FIRST!r}]\n{change}" + loop("layer.name in keep"))
+    assert found.plan.pinned == {FIRST, SECOND}
+    assert found.rows_of(Status.REFUSED) == ()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    for line in open('f'):\n        if name == line:\n            return True\n",
+        "    if path.exists(name):\n        return True\n",
+    ],
+)
+def test_a_function_that_may_return_earlier_gives_what_is_not_known(body: str) -> None:
+    script = f"def kept(name):\n{body}    return False\n"
+    names = "names = [x.name for x in network if not kept(x.name)]\n"
+    assert read(script + names + loop("layer.name in names")).plan.pinned == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = 5 % 0\n",
+        "d = {1: 1}\nx = [d.update({k + 1: 1}) for k in d]\n",
+        "d = {}\nd[[1]] = 2\n",
+        "x = re.compile('(?P<a', re.VERBOSE)\n",
+        "x = b'%1000000000d' % 1\n",
+        "x = f(" + "a" + ".b" * 2500 + ")\n",
+        "x = a" + ".b" * 2500 + "()\n",
+        "a" + ".b" * 2500 + " = 1\n",
+    ],
+)
+def test_errors_of_the_script_are_left_out_where_no_layer_needs_them(line: str) -> None:
+    found = read("import re\n" + line + loop(f"layer.name == {FIRST!r}"))
+    assert found.plan.pinned == {FIRST} and found.rows_of(Status.REFUSED) == ()
+
+
+def test_an_error_ends_a_turn() -> None:
+    body = f"        if layer.name == {FIRST!r}: raise KeyError\n"
+    script = f"for layer in network:\n    try:\n{body}        layer.precision = trt.float32\n"
+    found = read(script + "    except KeyError: pass\n")
+    assert found.plan.pinned == set(NAMES[1:])
+    assert [(row.entry.line, row.said) for row in found.rows_of(Status.REFUSED)] == [
+        (3, "raises an error")
+    ]
+    found = read(
+        script.replace("if", "assert").replace(": raise KeyError", "") + "    finally: 1\n"
+    )
+    assert found.plan.pinned == {FIRST}
+
+
+CLASS = f"""
+class Builder:
+    def pin(self, network, name={FIRST!r}):
+        for layer in network:
+            if layer.name == name:
+                layer.precision = trt.float32
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "kept"),
+    [
+        ("b = Builder()\nb.pin(network)\n", {FIRST}),
+        (f"Builder().pin(network, {SECOND!r})\n", {SECOND}),
+        (f"Builder.pin(b, network, {SECOND!r})\n", {SECOND}),
+        (f"Builder().pin(network, name={SECOND!r})\n", {SECOND}),
+        ("    def build(self, network):\n        self.pin(network)\n", {FIRST}),
+        ("    def build(self):\n        self.pin(self.network)\n", {FIRST}),
+        (
+            "    @staticmethod\n    def also(network):\n"
+            f"        for layer in network:\n            if layer.name == {FIRST!r}:\n"
+            f"                layer.precision = trt.float32\nBuilder.also(network)\n"
+            f"b.pin(network, {SECOND!r})\n",
+            {FIRST, SECOND},
+        ),
+        (
+            f"class Other:\n    def pin(self, network):\n        self.x = 1\n"
+            f"    def build(self, network):\n        self.pin(network)\n{CLASS}"
+            "    def make(self, network):\n        self.pin(network)\n",
+            {FIRST},
+        ),
+    ],
+)
+def test_methods_are_followed(rest: str, kept: set[str]) -> None:
+    found = read(CLASS + rest)
+    assert found.plan.pinned == kept
+
+
+def test_a_method_of_more_than_one_class_is_refused() -> None:
+    found = read(CLASS + CLASS.replace("Builder", "Other") + "b.pin(network)\n" + loop("True"))
+    assert "calls pin(), which more than one class here has" in [row.said for row in found.rows]
+
+
+def test_why_a_line_is_not_reached_is_true() -> None:
+    script = CLASS + "if False:\n    Builder().pin(network)\n" + loop(f"layer.name == {FIRST!r}")
+    (row,) = read(script).rows_of(Status.REFUSED)
+    assert row.said == "no call of pin() could be followed"
+
+
+def test_functions_that_call_each_other_are_read_once() -> None:
+    names = [f"f{i}" for i in range(60)]
+    calls = "".join(f"    {name}(x)\n" for name in names)
+    script = "".join(f"def {name}(x):\n{calls}" for name in names)
+    script = f"keep = [{FIRST!r}]\nlast = [{FIRST!r}]\n{script}    x.pop()\n"
+    found = read(f"{script}while more():\n    f0(keep)\n{loop('layer.name in keep')}")
+    assert found.plan.pinned == set()
+    found = read(f"{script}while more():\n    f0(keep)\n{loop('layer.name in last')}")
+    assert found.plan.pinned == {FIRST}
 
 
 def test_too_many_tests_are_refused_with_the_line() -> None:
