@@ -292,7 +292,9 @@ def _tested(validation: Validation) -> str:
 def tested_words(validation: Validation) -> str:
     """How many inputs of each kind passed, and what share of all that bounds if validated."""
     size = validation.set_size
-    units = {InputKind.GIVEN: _inputs(size), InputKind.HOLDOUT: "held out"}
+    out = validation.holdout_size
+    apart = "held out" if out == 1 else f"sets of {out} held out"
+    units = {InputKind.GIVEN: _inputs(size), InputKind.HOLDOUT: apart}
     tallies = [
         f"{tally.passed} of {tally.tested} {units.get(kind, kind.value)}"
         for kind, tally in validation.tested

@@ -120,7 +120,10 @@ def test_a_set_of_inputs_is_one_observation(tmp_path: Path) -> None:
     few = run(tmp_path / "few", np.linspace(0.85, 1.0, 8), require=require)
     assert few.validation.set_size == 8 and few.validation.word.value == "inconclusive"
     assert few.validation.prediction_limit == np.inf
-    assert "another set may use anything" in (tmp_path / "few" / "report.md").read_text()
+    assert (
+        "another set of inputs may use any multiple of the tolerance"
+        in (tmp_path / "few" / "report.md").read_text()
+    )
     near = run(tmp_path / "near", np.linspace(0.99, 1.0, 59), require=require, holdout="none")
     assert (
         near.validation.word.value == "validated" and 0.0 < near.validation.prediction_limit <= 1.0
@@ -172,7 +175,7 @@ def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
         allow_misses=0.5,
     )
     assert result.validation.set_size == 3 and result.validation.holdout_size == 2
-    assert "held out 1 of 1 sets of 2 inputs" in (tmp_path / "report.md").read_text()
+    assert "1 of 1 sets of 2 held out" in (tmp_path / "report.md").read_text()
     assert "--allow-misses 0.5 does nothing here" in messages(result)
 
 
