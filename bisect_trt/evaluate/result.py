@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -204,3 +204,8 @@ def meets(result: SampleResult, limit: float) -> bool:
     """Whether a result is finite and within ``limit`` times the tolerance."""
     finished = result.verdict in (Verdict.PASS, Verdict.FAIL)
     return finished and result.score <= limit
+
+
+def worst_judged(evaluations: Iterable[Evaluation]) -> Evaluation:
+    """The evaluation of the judge that says worst of a plan."""
+    return max(evaluations, key=lambda found: (not found.verdict.passed, found.score))

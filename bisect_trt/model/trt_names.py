@@ -26,7 +26,9 @@ _OPENING, _CLOSING = "([{", ")]}"
 _POINTWISE = re.compile(r"(?:PWN|PWN_\w+|fusedPointwiseNode)\((.*)\)$", re.DOTALL)
 _FOREIGN = re.compile(r"\{ForeignNode\[(.*)\]\}$", re.DOTALL)
 _UNNAMED = re.compile(r"\(Unnamed Layer\* (\d+)\) \[([^\]]*)\](?:_output)?$")
-_METADATA = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1e\x1f]|\[ONNX Layer|$|\s*\+)", re.DOTALL)
+METADATA = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1e\x1f]|\[ONNX Layer|$|\s*\+)", re.DOTALL)
+"""The ONNX nodes that a layer's metadata names."""
+
 _BRANCH = re.compile(r" \| (.*?) \((?:If|Loop|Scan)\)")
 
 _HELPERS = re.compile(
@@ -129,7 +131,7 @@ class TrtNames:
         if layer.kind == "CONSTANT":
             return ()
         made = {self._makers[tensor] for tensor in layer.outputs if tensor in self._makers}
-        entries = _METADATA.findall(layer.metadata)
+        entries = METADATA.findall(layer.metadata)
         # The layers of a Loop have no metadata, and the parser's own helpers have none.
         found = set(made) if not entries and not _HELPERS.match(layer.name) else set[str]()
         for entry in entries:
@@ -188,7 +190,7 @@ class TrtNames:
         if depth > 20 or not name:
             return Resolved((), "no layer has this name")
         text = name.strip()
-        if entries := _METADATA.findall(text):
+        if entries := METADATA.findall(text):
             return self._union(entries, depth)
         if (found := _FOREIGN.match(text)) is not None:
             return self._region(found.group(1), depth)

@@ -23,7 +23,7 @@ from bisect_trt.base.outcomes import (
     ValidationVerdict,
 )
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.evaluate.result import Evaluation, meets
+from bisect_trt.evaluate.result import Evaluation, meets, worst_judged
 from bisect_trt.metrics.arrays import all_finite
 from bisect_trt.model.outputs import unreached
 from bisect_trt.steps.baselines import (
@@ -49,7 +49,7 @@ from bisect_trt.steps.select_fitted import Bisection
 from bisect_trt.steps.select_robust import ranked_by_worth
 from bisect_trt.steps.timing import Timing
 from bisect_trt.steps.tradeoff import Tradeoff, measure_tradeoff
-from bisect_trt.steps.validation import validate, validation_as_known
+from bisect_trt.steps.validation import validate, validate_beside, validation_as_known
 from bisect_trt.steps.validation_inputs import (
     MAX_TESTS,
     ValidationTest,
@@ -445,12 +445,10 @@ def measure_bf16(state: RunState, problem: Problem, context: Context) -> InOnePr
     if not emulated.verdict.passed:
         return InOnePrecision(emulated, None)
     evaluations = [judge.evaluate(problem.base) for judge in context.judges]
-    worst = max(evaluations, key=lambda found: (not found.verdict.passed, found.score))
+    worst = worst_judged(evaluations)
     if not worst.verdict.passed:
         return InOnePrecision(worst, None)
-    limit_s = problem.settings.limits.refused_time_s
-    test = next_test(problem, context).within(problem, context.pace.usual_seconds, limit_s)
-    validation = validate(problem, context, context.judges, problem.base, test)
+    validation = validate_beside(problem, context, problem.base, context.pace.usual_seconds)
     if validation.word is ValidationVerdict.OVERFITTED:
         return InOnePrecision(worst, validation)
     engine = replace(state.engine, base=worst) if state.engine is not None else None

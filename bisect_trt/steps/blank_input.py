@@ -15,8 +15,8 @@ from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import all_finite
 from bisect_trt.steps.context import Context
+from bisect_trt.steps.fp32_proof import scaled
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.repair import scaled
 
 
 def note_blank(problem: Problem, context: Context, answer: PrecisionPlan) -> None:

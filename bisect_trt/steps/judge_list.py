@@ -7,11 +7,10 @@ from pathlib import Path
 
 from bisect_trt.base.outcomes import LISTED, Validation
 from bisect_trt.base.plan import PrecisionPlan
-from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.evaluate.result import Evaluation, worst_judged
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.validation import validate
-from bisect_trt.steps.validation_inputs import next_test
+from bisect_trt.steps.validation import validate_beside
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ def judge_list(problem: Problem, context: Context) -> JudgedList | None:
     if older is None or older.imported is None:
         return None
     plan = problem.base.with_pins(older.plan.pinned.intersection(problem.graph.names))
-    found = [judge.evaluate(plan) for judge in context.judges]
-    worst = max(found, key=lambda one: (not one.verdict.passed, one.score))
+    worst = worst_judged(judge.evaluate(plan) for judge in context.judges)
     return JudgedList(older.imported.where, plan, worst)
 
 
@@ -55,6 +53,5 @@ def validate_list(judged: JudgedList, problem: Problem, context: Context) -> Jud
     """``judged`` with its validation, where it passes the given inputs."""
     if not judged.evaluation.verdict.passed:
         return judged
-    limit_s = problem.settings.limits.refused_time_s
-    test = next_test(problem, context).within(problem, context.pace.usual_seconds, limit_s)
-    return replace(judged, validation=validate(problem, context, context.judges, judged.plan, test))
+    found = validate_beside(problem, context, judged.plan, context.pace.usual_seconds)
+    return replace(judged, validation=found)

@@ -9,7 +9,7 @@ from pathlib import Path
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.outcomes import MIXED, Finding, Validation
 from bisect_trt.base.plan import PrecisionPlan
-from bisect_trt.evaluate.result import Evaluation
+from bisect_trt.evaluate.result import Evaluation, worst_judged
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.mixed import MixedModel
 from bisect_trt.model.outputs import judged_part
@@ -17,8 +17,7 @@ from bisect_trt.steps.context import Context, open_beside
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.repair import problem_on
 from bisect_trt.steps.saved_plan import SavedPlan
-from bisect_trt.steps.validation import validate
-from bisect_trt.steps.validation_inputs import next_test
+from bisect_trt.steps.validation import validate_beside
 
 NOT_ON_RAY = (
     "--ray: the engine's workers hold the cluster's GPUs, so the model of --reduced is not judged; "
@@ -79,8 +78,7 @@ def judge_mixed(problem: Problem, context: Context) -> JudgedMixed | None:
     with open_beside(context, mixed_problem(problem, mixed)) as inner:
         exact = plan_of_part(mixed, inner.problem)
         found = {judge.runner.name: judge.evaluate(exact) for judge in inner.judges}
-    worst = max(found.values(), key=lambda one: (not one.verdict.passed, one.score))
-    return JudgedMixed(mixed.name, mixed.plan, worst, found)
+    return JudgedMixed(mixed.name, mixed.plan, worst_judged(found.values()), found)
 
 
 def validate_mixed(judged: JudgedMixed, problem: Problem, context: Context) -> JudgedMixed:
@@ -89,11 +87,8 @@ def validate_mixed(judged: JudgedMixed, problem: Problem, context: Context) -> J
     if mixed is None or not judged.evaluation.verdict.passed:
         return judged
     with open_beside(context, mixed_problem(problem, mixed)) as inner:
-        limit_s = problem.settings.limits.refused_time_s
-        seconds = context.pace.usual_seconds
-        test = next_test(inner.problem, inner).within(inner.problem, seconds, limit_s)
         exact = plan_of_part(mixed, inner.problem)
-        found = validate(inner.problem, inner, inner.judges, exact, test)
+        found = validate_beside(inner.problem, inner, exact, context.pace.usual_seconds)
     return replace(judged, validation=found)
 
 

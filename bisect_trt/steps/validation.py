@@ -93,6 +93,18 @@ def validate(
     return _measured(problem, context, judges, plan, copies, time_share=0.8)
 
 
+def validate_beside(
+    problem: Problem, context: Context, plan: PrecisionPlan, usual_seconds: float
+) -> Validation:
+    """Validate a plan that stands beside the answer, in the time that a refused one has.
+
+    ``usual_seconds`` is what one input takes.
+    """
+    limit_s = problem.settings.limits.refused_time_s
+    test = next_test(problem, context).within(problem, usual_seconds, limit_s)
+    return validate(problem, context, context.judges, plan, test)
+
+
 def first_refusal(
     problem: Problem,
     context: Context,

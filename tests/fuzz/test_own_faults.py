@@ -18,6 +18,7 @@ from bisect_trt.model.cost import CostTable
 from bisect_trt.model.emulated import EmulationRewriter
 from bisect_trt.repair.rules import Edited
 from bisect_trt.steps import repair
+from bisect_trt.steps.fp32_proof import Change
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.verify import Verification
 from tests.fuzz.campaign import Tally, plan_failures, recipe_for, search_failures
@@ -109,7 +110,7 @@ def unproved_repairs(patch: Patch) -> None:
         return replace(found, graph=found.graph.with_constants(values))
 
     patch.setattr(repair, "edited", edited)
-    patch.setattr(repair.Change, "is_exact", property(lambda _: True))
+    patch.setattr(Change, "is_exact", property(lambda _: True))
 
 
 IN_PLANS = (no_rounding_of_products, unrounded_weights, uncast_in_bodies, no_guards)

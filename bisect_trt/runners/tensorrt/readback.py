@@ -12,6 +12,7 @@ from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
+from bisect_trt.model.trt_names import METADATA
 from bisect_trt.runners.tensorrt.records import EngineAnswer, EngineLayer
 
 TYPE_NAME = {
@@ -31,7 +32,6 @@ _SPELLINGS = {
 # TensorRT 10 writes ``Format/Datatype``, 11 two fields.
 _TYPE_FIELDS = ("Format/Datatype", "Datatype", "DataType", "Type", "Format")
 # A node's name may contain brackets: it ends before a separator or the next entry.
-_NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1e\x1f]|\[ONNX Layer|$|\s*\+)")
 _NOTABLE = re.compile(
     r"layernorm|overflow|precision|FP16|half|subnormal|fp32|out of range|NaN|infin", re.IGNORECASE
 )
@@ -146,7 +146,7 @@ def engine_layers(information: Any) -> list[EngineLayer]:
                 EngineLayer(
                     str(entry.get("Name", "")),
                     # The entries of fused nodes are joined with control characters.
-                    tuple(dict.fromkeys(_NODE.findall(str(entry.get("Metadata", ""))))),
+                    tuple(dict.fromkeys(METADATA.findall(str(entry.get("Metadata", ""))))),
                     tuple(kind for _, kind in inputs),
                     tuple(kind for _, kind in outputs),
                     (*inputs, *outputs),
