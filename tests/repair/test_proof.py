@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from bisect_trt.steps.fp32_proof import fp32_change, probes_of
 from numpy.typing import NDArray
 
 from bisect_trt.base.interrupt import Observer
@@ -19,6 +18,7 @@ from bisect_trt.repair.edits import Edit, Rule, applied
 from bisect_trt.repair.rules import PROPOSE
 from bisect_trt.settings import Settings
 from bisect_trt.steps.context import open_context
+from bisect_trt.steps.fp32_proof import fp32_change, probes_of
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.repair import Refused, Repair, find_repair
 from fixtures.build import GraphBuilder
