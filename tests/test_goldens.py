@@ -1,0 +1,94 @@
+"""No answer changes unseen: what the goldens hold, and what is said of a difference."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.golden_jobs import Job, every_job
+from benchmarks.goldens import GOLDENS, ROOT, differences, golden
+from fixtures.models import healthy
+
+BEFORE = {
+    "gone": {"exit_code": 0},
+    "kept": {"exit_code": 0, "pinned": ["a"], "seconds": 1.0},
+    "model": {
+        "exit_code": 0,
+        "causes": ["overflow"],
+        "verdict": "validated",
+        "recommended": "plan",
+        "pinned": ["a", "b"],
+        "score": "0.5",
+        "words": ["VALIDATED with 2 layers", "Report  OUT/report.html"],
+    },
+}
+AFTER = {
+    "kept": {"exit_code": 0, "pinned": ["a"], "seconds": 9.0, "words": ["VALIDATED"]},
+    "model": {
+        "exit_code": 1,
+        "causes": ["overflow", "underflow"],
+        "verdict": None,
+        "recommended": "repaired",
+        "pinned": ["b", *"cdefgh"],
+        "score": "0.500001",
+        "words": ["CANNOT BE MET", "Report  OUT/report.html"],
+    },
+    "came": {"exit_code": 0},
+}
+SAID = """model
+    exit_code: 0 -> 1
+    causes: +underflow
+    verdict: validated -> None
+    recommended: plan -> repaired
+    layers in FP32: -1 (a), +6 (c, d, e, f and 2 more)
+    score: 0.5 -> 0.500001
+    words: - VALIDATED with 2 layers
+    words: + CANNOT BE MET
+new: came
+gone: gone
+not compared, as one of the two lacks them: words (1)
+1 of 2 answers differ: exit_code 1, causes 1, verdict 1, recommended 1, """
+
+
+def diff(*names: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.goldens", "diff", *names]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_diff_says_what_changed_between_two_files(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    before.write_text(json.dumps(BEFORE))
+    after.write_text(json.dumps(AFTER))
+    found = diff(str(before), str(after))
+    assert (found.returncode, found.stderr) == (1, "")
+    assert found.stdout == f"{SAID}layers in FP32 1, score 1, words 1\n"
+    same = diff(str(before), str(before))
+    assert (same.returncode, same.stdout) == (0, "0 of 3 answers differ\n")
+
+
+def test_diff_refuses_what_is_neither_a_file_nor_a_revision() -> None:
+    found = diff("no-such-version")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("no-such-version is no file") and found.stderr.count("\n") == 1
+
+
+def test_a_run_is_in_the_file_and_a_changed_requirement_is_seen(tmp_path: Path) -> None:
+    known = json.loads(GOLDENS.read_text(encoding="utf-8"))["healthy, defaults"]
+    fixture = healthy()
+    for limit in ("1e-2", "1e-6"):
+        folder = tmp_path / limit
+        folder.mkdir()
+        arguments = ("--requirement", f"max_abs<={limit}")
+        answer = golden(Job("of a test", fixture.model, [fixture.inputs], arguments), folder)
+        lines = differences(known, answer)
+        assert str(tmp_path) not in json.dumps(answer)
+        assert answer.keys() == known.keys()
+        changed = {line.partition(":")[0] for line in lines}
+        assert changed >= {"recommended", "words"} if limit == "1e-6" else not changed, lines
+
+
+def test_every_run_has_its_answer_and_every_answer_its_run() -> None:
+    jobs = [job.name for job in every_job()]
+    assert list(json.loads(GOLDENS.read_text(encoding="utf-8"))) == jobs
