@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,9 @@ may.
 
 _NOISE = 1e-3
 """Smaller scores of a row of choices are FP32's own: they depend on the machine."""
+
+_MANY = 4
+"""A line of ``diff`` that so many answers share stands once."""
 
 _SHOWN_LAYERS = 4
 _ROW_OF_CHOICE = re.compile(r" {2,4}\S")
@@ -181,13 +185,17 @@ class Comparison:
         self.differing = 0
         self.kinds = Counter[str]()
 
-    def show(self, name: str, lines: list[str], after: str = "") -> None:
+    def count(self, lines: list[str]) -> None:
+        """Counts an answer by the ``lines`` that differ."""
+        self.differing += bool(lines)
+        self.kinds.update(dict.fromkeys((line.partition(":")[0] for line in lines), 1))
+
+    @staticmethod
+    def show(name: str, lines: list[str], after: str = "") -> None:
         """Prints a run and what differs, a line each."""
         print(f"{name}{after}{'' if lines else ': same'}", flush=True)
         for line in lines:
             print(f"    {line}", flush=True)
-        self.differing += bool(lines)
-        self.kinds.update(dict.fromkeys((line.partition(":")[0] for line in lines), 1))
 
     def conclude(self, compared: int) -> int:
         """Prints the sum; the exit code is 1 where something differs."""
@@ -258,20 +266,31 @@ def answers_at(revision: str) -> dict[str, Answer]:
 
 
 def diff(before: str, after: str) -> int:
-    """Prints what changed from one file or revision to another, answer by answer."""
+    """Prints what changed from one file or revision to another, answer by answer.
+
+    A line that is the same in many answers stands once, with their names.
+    """
     old, new = answers_at(before), answers_at(after)
-    compared, absent = Comparison(), Counter[str]()
-    for name in (name for name in old if name in new):
-        if lines := differences(old[name], new[name]):
-            compared.show(name, lines)
-        absent.update(old[name].keys() ^ new[name].keys())
+    both = [name for name in old if name in new]
+    found = {name: differences(old[name], new[name]) for name in both}
+    counts = Counter(line for lines in found.values() for line in lines)
+    compared = Comparison()
+    for name, lines in found.items():
+        compared.count(lines)
+        if own := [line for line in lines if counts[line] < _MANY]:
+            compared.show(name, own)
+    for line, number in counts.items():
+        if number >= _MANY:
+            print(f"{counted(number, 'answer')}, {line}")
+            print(f"    {'; '.join(name for name in both if line in found[name])}")
     for what, names in (("new", new.keys() - old.keys()), ("gone", old.keys() - new.keys())):
         if names:
-            print(f"{what}: {'; '.join(sorted(names))}")
+            print(f"{what}, {counted(len(names), 'answer')}: {'; '.join(sorted(names))}")
+    absent = Counter(entry for name in both for entry in old[name].keys() ^ new[name].keys())
     if absent:
-        entries = ", ".join(f"{entry} ({number})" for entry, number in absent.most_common())
+        entries = ", ".join(f"{entry} ({absent[entry]})" for entry in sorted(absent))
         print(f"not compared, as one of the two lacks them: {entries}")
-    return compared.conclude(len(old.keys() & new.keys()))
+    return compared.conclude(len(both))
 
 
 def write(jobs: list[Job], processes: int) -> int:
@@ -286,6 +305,7 @@ def write(jobs: list[Job], processes: int) -> int:
         lines = differences(known[name], answer) if name in known else ["new"]
         if lines or known[name].keys() != answer.keys():
             known[name] = answer
+        compared.count(lines)
         compared.show(name, lines, f" {answer['seconds']} s")
         ordered = {name: known[name] for name in order if name in known}
         write_whole(GOLDENS, json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
@@ -299,6 +319,7 @@ def check(jobs: list[Job], processes: int) -> int:
     compared = Comparison()
     for name, answer in made(jobs, processes):
         lines = differences(known[name], answer) if name in known else ["not in the file"]
+        compared.count(lines)
         compared.show(name, lines, f" {answer['seconds']} s")
     return compared.conclude(len(jobs))
 
@@ -313,6 +334,7 @@ def main() -> int:
     if asked.command == "diff":
         if len(asked.names) not in (1, 2):
             parser.error("diff takes one or two revisions or files")
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it
         return diff(asked.names[0], asked.names[-1] if asked.names[1:] else str(GOLDENS))
     jobs = chosen_jobs(asked.names, is_slow_too=asked.slow)
     return {"check": check, "write": write}[asked.command](jobs, asked.processes)

@@ -13,6 +13,7 @@ from fixtures.models import healthy
 
 BEFORE = {
     "gone": {"exit_code": 0},
+    **{name: {"cause": "none"} for name in "wxyz"},
     "kept": {"exit_code": 0, "pinned": ["a"], "seconds": 1.0},
     "model": {
         "exit_code": 0,
@@ -36,6 +37,7 @@ AFTER = {
         "words": ["CANNOT BE MET", "Report  OUT/report.html"],
     },
     "came": {"exit_code": 0},
+    **{name: {"cause": "rounding"} for name in "wxyz"},
 }
 SAID = """model
     exit_code: 0 -> 1
@@ -46,10 +48,12 @@ SAID = """model
     score: 0.5 -> 0.500001
     words: - VALIDATED with 2 layers
     words: + CANNOT BE MET
-new: came
-gone: gone
+4 answers, cause: none -> rounding
+    w; x; y; z
+new, 1 answer: came
+gone, 1 answer: gone
 not compared, as one of the two lacks them: words (1)
-1 of 2 answers differ: exit_code 1, causes 1, verdict 1, recommended 1, """
+5 of 6 answers differ: cause 4, exit_code 1, causes 1, verdict 1, recommended 1, """
 
 
 def diff(*names: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +69,7 @@ def test_diff_says_what_changed_between_two_files(tmp_path: Path) -> None:
     assert (found.returncode, found.stderr) == (1, "")
     assert found.stdout == f"{SAID}layers in FP32 1, score 1, words 1\n"
     same = diff(str(before), str(before))
-    assert (same.returncode, same.stdout) == (0, "0 of 3 answers differ\n")
+    assert (same.returncode, same.stdout) == (0, "0 of 7 answers differ\n")
 
 
 def test_diff_refuses_what_is_neither_a_file_nor_a_revision() -> None:

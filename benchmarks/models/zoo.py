@@ -111,6 +111,12 @@ NETWORKS: dict[str, Network] = {
     "vit": Network(
         _timm("vit_tiny_patch16_224", img_size=64, depth=3, embed_dim=64, num_heads=4)
     ),
+    "swin": Network(
+        _timm(
+            "swin_tiny_patch4_window7_224", img_size=64, window_size=4, embed_dim=24, depths=(1, 2),
+            num_heads=(2, 4),
+        )
+    ),
     "bert": Network(_BERT, _WORDS, of_words=True),
     "bert-torchscript": Network(_BERT, _WORDS, of_words=True, dynamo=False),
     "gpt2": Network(
@@ -133,6 +139,11 @@ NETWORKS: dict[str, Network] = {
             "T5EncoderModel", "T5Config", vocab_size=_VOCABULARY, d_model=64, d_kv=16, d_ff=128,
             num_layers=2, num_heads=4, use_cache=False,
         ),
+        _WORDS,
+        of_words=True,
+    ),
+    "clip-text": Network(
+        _transformers("CLIPTextModel", "CLIPTextConfig", **_TEXT, **_HEADS, projection_dim=64),
         _WORDS,
         of_words=True,
     ),
