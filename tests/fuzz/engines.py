@@ -1,10 +1,11 @@
 """Random networks on engines: ``make gpu-fuzz``, on a machine with a GPU.
 
 Each network is built at FP16, at FP32 and as a plan that keeps half of its layers in FP32. Where
-outputs are not finite must be what the emulator says. An engine's score exceeds the largest of 20
-perturbed emulated ones by chance in 1 of 21 cases. What is kept in FP32 is emulated in TF32, as
-which this TensorRT computes it (benchmarks/results/reproducibility.md). Three processes load each
-saved engine. A second run with the same --out goes on with the networks that are missing.
+outputs are not finite must be what the emulator says. By chance an engine's score exceeds the
+largest of 20 perturbed emulated ones in at most 1 of 21 cases. What is kept in FP32 is emulated in
+TF32, as which TensorRT for RTX computes it (benchmarks/results/reproducibility.md). Of one network
+in four, three processes load each saved engine and compile its kernels. A crash or a hang costs one
+engine. A second run with the same --out goes on with the networks that are missing.
 """
 
 from __future__ import annotations
