@@ -20,11 +20,12 @@ from bisect_trt.graph import Graph, to_typed
 from bisect_trt.model.load import load_model
 from tests.command import call
 from tests.copies import EIGHT
+from tests.execute import run
 from tests.fuzz.graphs import Network
 from tests.fuzz.interpreter import Interpreter
+from tests.fuzz.lists import readings
 from tests.fuzz.net import Arrays
-from tests.fuzz.relations import Failure, raised_in
-from tests.repair.graphs import run
+from tests.fuzz.relations import LISTS, Failure, raised_in
 
 TOLERANCE = 1e-2
 """The share of an output's range that an element may be off by."""
@@ -58,18 +59,22 @@ class Search:
     cause: str = ""
 
 
-def score(network: Network, model: onnx.ModelProto) -> float:
+def score(network: Network, model: onnx.ModelProto, tolerance: float) -> float:
     """The largest error of float outputs over their ranges, in tolerances, as interpreted."""
-    worst = 0.0
-    for feed in network.feeds:
-        expected = reference(network, feed)
-        worst = max(worst, distance(expected, Interpreter(model).run(feed)) / TOLERANCE)
-    return worst
+    return error_of(model, network.feeds, references(network)) / tolerance
 
 
-def reference(network: Network, feed: Arrays) -> Arrays:
-    """The outputs in FP32."""
-    return run(load_model(network.model).proto, feed)
+def error_of(model: onnx.ModelProto, feeds: Iterable[Arrays], exact: Iterable[Arrays]) -> float:
+    """The largest error of float outputs over their ranges; ``exact`` are the outputs in FP32."""
+    interpreter = Interpreter(model)
+    pairs = zip(feeds, exact, strict=True)
+    return max(distance(expected, interpreter.run(feed)) for feed, expected in pairs)
+
+
+def references(network: Network) -> list[Arrays]:
+    """The outputs in FP32 for each feed."""
+    model = load_model(network.model).proto
+    return [run(model, feed) for feed in network.feeds]
 
 
 def distance(expected: Arrays, found: Arrays) -> float:
@@ -98,13 +103,11 @@ def accumulated(network: Network) -> float | None:
     """A tolerance that everything reduced misses and no layer alone; None where there is none."""
     graph = Graph(load_model(network.model).proto)
     names = frozenset(layer.name for layer in graph.layers_at(Precision.FP16))
+    exact = references(network)
 
     def error(pinned: Iterable[str]) -> float:
         typed = to_typed(graph, PrecisionPlan(Precision.FP16, pinned))
-        return max(
-            distance(reference(network, feed), Interpreter(typed).run(feed))
-            for feed in network.feeds
-        )
+        return error_of(typed, network.feeds, exact)
 
     whole = error(())
     alone = max(error(names - {name}) for name in names)
@@ -114,15 +117,13 @@ def accumulated(network: Network) -> float | None:
 def searched(network: Network, folder: Path) -> Search:
     """Runs a search on ``network`` and holds what it gives against the relations."""
     begun = time.monotonic()
-    tolerance: float | None = TOLERANCE
-    if network.recipe.fault == "chain":
-        tolerance = accumulated(network)
-        if tolerance is None:
-            return Search([], "harmless", time.monotonic() - begun)
+    tolerance = accumulated(network) if network.recipe.fault == "chain" else TOLERANCE
+    if tolerance is None:
+        return Search([], "harmless", time.monotonic() - begun)
     options: dict[str, Any] = {"require": f"rel_range<={tolerance!r}"}
     options["repair"] = "auto" if network.recipe.seed % 2 else "none"
     found: list[Failure] = []
-    named = cause = ""
+    named, cause = "missed", ""
     try:
         # In one folder: what the looser run has cached must not answer the stricter one.
         loosened = {**options, "require": f"rel_range<={LOOSER * tolerance!r}"}
@@ -135,9 +136,10 @@ def searched(network: Network, folder: Path) -> Search:
             ("verify agrees with run", _verified),
             ("a proved pin fails without it", _proved),
             ("a repaired model is the original", _repaired),
+            (LISTS, _listed),
         ):
             found += [Failure(relation, told) for told in check(network, result, folder, tolerance)]
-        named = naming(network, result)
+        named = naming(network, result, tolerance)
         if named == "wrong":
             found.append(Failure("what harms nothing is not blamed", result.sentence))
         elif named in ("missed", "partly"):
@@ -189,7 +191,7 @@ def _passes(
 ) -> Iterator[str]:
     if not result.passed:
         return
-    found = score(network, onnx.load(result.model_path)) * TOLERANCE / tolerance
+    found = score(network, onnx.load(result.model_path), tolerance)
     if not found <= MARGIN:
         yield f"{found:.3g} tolerances, where the run says {result.score:.3g}"
 
@@ -223,7 +225,7 @@ def _proved(
             continue
         plan = replace(result.plan, pinned=result.plan.pinned - {row["layer"]})
         typed = to_typed(graph, plan)
-        found = score(network, typed) * TOLERANCE / tolerance
+        found = score(network, typed, tolerance)
         decided = max(row["tolerance_share"], 1e-9) / MARGIN
         integers = any(o.type.tensor_type.elem_type != 1 for o in network.model.graph.output)
         if found < decided and not integers:
@@ -251,6 +253,14 @@ def _repaired(
         found = distance(expected, run(repaired, feed))
         if not found <= max(2e-5, 8.0 * noise):
             yield f"at {factor:g}, masks {mask}: {found:.3g} of the range, noise {noise:.3g}"
+
+
+def _listed(
+    network: Network, result: bisect_trt.Result, folder: Path, tolerance: float
+) -> Iterator[str]:
+    if not result.is_repaired:
+        told = readings(Graph(load_model(network.model).proto), result.plan)
+        yield from (f"{r.form}: {r.detail}" for r in told if r.outcome == "differs")
 
 
 def _scaled(name: str, array: np.ndarray, factor: float, mask: float | None) -> np.ndarray:
@@ -300,13 +310,13 @@ def _dearer(strict: bisect_trt.Result, loose: bisect_trt.Result) -> Iterator[str
         yield f"{costs[1]:.6g} after {costs[0]:.6g}"
 
 
-def naming(network: Network, result: bisect_trt.Result) -> str:
+def naming(network: Network, result: bisect_trt.Result, tolerance: float) -> str:
     """Whether the run names what was planted: named, partly, missed, harmless or wrong."""
     harmful = [p for p in network.planted if p.cause]
     blamed = {c.name.value: set(c.layers) for c in result.causes}
     if result.cause is Cause.NONE:
-        is_right = score(network, everything_reduced(network)) <= MARGIN
-        return "harmless" if is_right or network.recipe.fault == "chain" else "missed"
+        is_right = score(network, everything_reduced(network), tolerance) <= MARGIN
+        return "harmless" if is_right else "missed"
     if not harmful:
         dead = set().union(*(p.layers for p in network.planted)) if network.planted else set()
         return "wrong" if dead & blamed.get("overflow", set()) else ""
