@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -170,7 +169,7 @@ def dies_at_its_third(first: int, options: Options, parent: Connection) -> None:
     parent.send(Tally(graphs=1))
     parent.send(Tally(graphs=1))
     if first == 0:
-        os._exit(3)
+        raise SystemExit(3)
 
 
 def test_a_process_that_dies_is_a_failure(tmp_path: Path) -> None:
