@@ -143,7 +143,8 @@ def searched(network: Network, folder: Path) -> Search:
         if named == "wrong":
             found.append(Failure("what harms nothing is not blamed", result.sentence))
         elif named in ("missed", "partly"):
-            found.append(Failure("the planted cause is named", f"{cause}: {result.sentence}"))
+            told = f"{named}, {cause}: {result.sentence}"
+            found.append(Failure("the planted cause is named", told))
         if loose is not None:
             dearer = _dearer(result, loose)
             found += [Failure("a looser requirement costs no more", told) for told in dearer]
