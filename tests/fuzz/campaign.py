@@ -145,8 +145,8 @@ def campaign(
     while time.monotonic() < ends:
         begun, tally = time.monotonic(), Tally(graphs=1)
         recipe, is_searched = chosen(number, step)
-        until = min(begun + SHRINK_S, ends) if shrinks else begun
-        lines = (_searched_lines if is_searched else _judged_lines)(recipe, tally, until)
+        latest = ends if shrinks else begun
+        lines = (_searched_lines if is_searched else _judged_lines)(recipe, tally, latest)
         tally.failures.update(line["relation"] for line in lines)
         write_lines(out, lines)
         tally.seconds = time.monotonic() - begun
@@ -168,32 +168,36 @@ def write_lines(out: Path, lines: Iterable[dict[str, Any]]) -> None:
         file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _searched_lines(recipe: Recipe, tally: Tally, until: float) -> list[dict[str, Any]]:
-    """The failures of a search, the first one made smaller until the clock is at ``until``."""
+def _searched_lines(recipe: Recipe, tally: Tally, latest: float) -> list[dict[str, Any]]:
+    """The failures of a search, the first one made smaller if the clock is before ``latest``."""
     found = search_failures(recipe, tally)
     lines = [line_of(recipe, failure) for failure in found]
-    if found and time.monotonic() < until:
-        lines[0] = _smaller_search(recipe, found[0], until)
+    if found and time.monotonic() < latest:
+        until = min(time.monotonic() + SHRINK_S, latest)
+        lines[0] = smaller_search(recipe, found[0], until)
     return lines
 
 
-def _judged_lines(recipe: Recipe, tally: Tally, until: float) -> list[dict[str, Any]]:
-    """The failures of plans, the first one made smaller until the clock is at ``until``."""
+def _judged_lines(recipe: Recipe, tally: Tally, latest: float) -> list[dict[str, Any]]:
+    """The failures of plans, the first one made smaller if the clock is before ``latest``."""
     found = plan_failures(recipe, tally)
     lines = [line_of(recipe, failure, case.model, case.plan) for case, failure in found]
-    if found and time.monotonic() < until:
+    if found and time.monotonic() < latest:
+        until = min(time.monotonic() + SHRINK_S, latest)
         lines[0] = _smaller_plan(recipe, *found[0], until)
     return lines
 
 
-def _smaller_search(recipe: Recipe, failure: Failure, until: float) -> dict[str, Any]:
+def smaller_search(recipe: Recipe, failure: Failure, until: float) -> dict[str, Any]:
+    """The line of a failed search, with fewer blocks, then nodes; what was planted stays."""
+
     def fails(network: Network) -> bool:
         return any(f.is_like(failure) for f in _searched(network, Tally()))
 
     least = fewer_blocks(recipe, lambda smaller: fails(generate(smaller)), until)
     network = generate(least)
     whole = Case(network.model, network.feeds, PrecisionPlan(Precision.FP16))
-    # Without what was planted another answer would be right.
+    # Without its layers the fault is not there, and another answer would be right.
     needed = {name for planted in network.planted for name in planted.layers}
     case = fewer_nodes(
         whole, lambda c: fails(replace(network, model=c.model, feeds=c.feeds)), until, needed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,8 +24,8 @@ from bisect_trt.steps.fp32_proof import Change
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.verify import Verification
 from tests.fuzz import lists
-from tests.fuzz.campaign import Tally, plan_failures, recipe_for, search_failures
-from tests.fuzz.graphs import Recipe
+from tests.fuzz.campaign import Tally, plan_failures, recipe_for, search_failures, smaller_search
+from tests.fuzz.graphs import Recipe, generate
 
 Patch = pytest.MonkeyPatch
 PLANS = 40
@@ -152,3 +153,14 @@ def test_a_fault_in_writing_is_found(fault: Callable[[Patch], None], monkeypatch
 def test_a_fault_in_a_search_is_found(fault: Callable[[Patch], None], monkeypatch: Patch) -> None:
     fault(monkeypatch)
     assert any(search_failures(recipe, Tally()) for recipe in IN_SEARCHES[fault])
+
+
+def test_a_failed_search_shrinks_to_the_planted_layer(monkeypatch: Patch) -> None:
+    verify_that_never_passes(monkeypatch)
+    recipe = Recipe(3, "underflow")
+    failure = next(f for f in search_failures(recipe, Tally()) if f.relation.startswith("verify"))
+    network = generate(recipe)
+    line = smaller_search(recipe, failure, time.monotonic() + 120.0)
+    (planted,) = network.planted[0].layers
+    assert f"Mul {planted}" in line["nodes"]
+    assert len(line["nodes"]) < len(network.model.graph.node) / 2
