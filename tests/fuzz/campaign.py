@@ -36,8 +36,11 @@ MAX_MODEL_BYTES = 40_000
 SHRINK_S = 60.0
 """The longest time that making a failure smaller begins another try after."""
 
-WORDS = ("named", "partly", "missed", "wrong", "harmless", "")
-"""What is said of a planted fault; empty: it harms nothing and is not blamed."""
+WORDS = ("named", "partly", "missed", "wrong", "harmless", "unjudged", "")
+"""What is said of a planted fault; empty: it harms nothing and is not blamed.
+
+Unjudged: the outputs are so flat that FP32 itself is too coarse for the tolerance.
+"""
 
 
 @dataclass

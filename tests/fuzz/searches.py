@@ -45,13 +45,16 @@ SCALES = (2.0, 1.0, 1e-2, 1e-4)
 STRONG = 2.5
 """An accumulated error counts where it is this many times the largest of a single layer."""
 
+FP32_NOISE = 8 * 2.0**-23
+"""What another kernel of FP32 may give instead, as a share of the largest value."""
+
 VOLATILE = frozenset({"seconds", "command", "machine", "new_evaluations"})
 """Keys of run.json that say when and where a run was, not what it found."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a network's search showed; ``named`` is one of named, partly, missed, harmless."""
+    """What a network's search showed; ``named`` is one of campaign.WORDS."""
 
     failures: list[Failure]
     named: str = ""
@@ -78,7 +81,10 @@ def references(network: Network) -> list[Arrays]:
 
 
 def distance(expected: Arrays, found: Arrays) -> float:
-    """The largest error of a float output over its range; infinite for another NaN."""
+    """The largest error of a float output over its range; infinite for another NaN.
+
+    Errors within FP32's own are none: an output near 1 may have a range of a few of its units.
+    """
     worst = 0.0
     for name, array in expected.items():
         if array.dtype.kind != "f":
@@ -90,8 +96,24 @@ def distance(expected: Arrays, found: Arrays) -> float:
         if usable.any():
             values = exact[usable]
             spread = float(np.ptp(values)) or float(np.abs(values).max()) or 1.0
-            worst = max(worst, float(np.abs(values - got[usable]).max()) / spread)
+            error = float(np.abs(values - got[usable]).max())
+            worst = max(worst, max(0.0, error - FP32_NOISE * float(np.abs(values).max())) / spread)
     return worst
+
+
+def is_resolved(network: Network, tolerance: float) -> bool:
+    """Whether FP32 itself is ten times finer than ``tolerance``, on every output and feed.
+
+    A saturated output may be 1 but for a few units in the last place: no plan can be judged by it.
+    """
+    for exact in references(network):
+        for array in exact.values():
+            values = array[np.isfinite(array)].astype(np.float64) if array.dtype.kind == "f" else []
+            if len(values) and np.ptp(values):
+                finest = 10.0 * FP32_NOISE * float(np.abs(values).max())
+                if tolerance * float(np.ptp(values)) < finest:
+                    return False
+    return True
 
 
 def everything_reduced(network: Network) -> onnx.ModelProto:
@@ -120,6 +142,8 @@ def searched(network: Network, folder: Path) -> Search:
     tolerance = accumulated(network) if network.recipe.fault == "chain" else TOLERANCE
     if tolerance is None:
         return Search([], "harmless", time.monotonic() - begun)
+    if not is_resolved(network, tolerance):
+        return Search([], "unjudged", time.monotonic() - begun)
     options: dict[str, Any] = {"require": f"rel_range<={tolerance!r}"}
     options["repair"] = "auto" if network.recipe.seed % 2 else "none"
     found: list[Failure] = []
