@@ -27,8 +27,8 @@ def main() -> None:
         for path in given.add:
             total.add(Tally.of_json(path.read_text(encoding="utf-8")))
     else:
-        # By the second, with room for the seeds of a day before the next one begins.
-        first = given.seed if given.seed is not None else int(time.time()) * 10
+        # By the second: many processes take some ten seeds in one.
+        first = given.seed if given.seed is not None else int(time.time()) * 1000
         given.out.parent.mkdir(parents=True, exist_ok=True)
         ends = time.monotonic() + 60.0 * given.minutes
         options = Options(given.processes, ends, given.out, not given.no_shrink)
