@@ -356,7 +356,7 @@ def engine_trials(
 
         def open_session(graph: Graph, samples: Sequence[Sample]) -> OrtEngineRunner:
             runner = BY_ONNXRUNTIME[settings.runner]
-            return runner(graph, timeout_s=settings.evaluation_timeout)
+            return runner(graph, samples, timeout_s=settings.evaluation_timeout)
 
         return EngineTrials(
             open_session, precision, precision, budget, settings.workers, settings.threads or 0

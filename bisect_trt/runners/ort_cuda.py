@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnxruntime as ort
 
 from bisect_trt.runners.device import (
@@ -29,6 +31,9 @@ class OrtCudaRunner(OrtEngineRunner):
     def why_not() -> str | None:
         return why_no_provider()
 
+    def options(self, tf32: bool) -> Mapping[str, str]:
+        return {"use_tf32": str(int(tf32))}
+
 
 class OrtCudaWorker(OrtEngineWorker):
     """The child's side."""
@@ -37,9 +42,11 @@ class OrtCudaWorker(OrtEngineWorker):
         load_cuda_libraries()
 
     def session(
-        self, content: bytes, options: ort.SessionOptions, tf32: bool
+        self, content: bytes, session_options: ort.SessionOptions, options: Mapping[str, str]
     ) -> ort.InferenceSession:
-        providers = [(CUDA_PROVIDER, {"use_tf32": int(tf32)}), CPU_PROVIDER]
-        session = ort.InferenceSession(content, options, providers=providers)
+        providers = [(CUDA_PROVIDER, dict(options)), CPU_PROVIDER]
+        session = ort.InferenceSession(
+            content, session_options, providers=providers, enable_fallback=0
+        )
         check_provider(session, CUDA_PROVIDER)
         return session

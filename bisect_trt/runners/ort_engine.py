@@ -32,6 +32,7 @@ from bisect_trt.runners.base import UNSUPPORTED
 from bisect_trt.runners.device import CPU_PROVIDER, gpu_versions, tf32_override, visible_gpus
 from bisect_trt.runners.ort_session import WEIGHTS_FOLDER, session_options
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
+from bisect_trt.runners.tensorrt.profile import profile_of
 
 
 class OrtEngineRunner:
@@ -47,7 +48,14 @@ class OrtEngineRunner:
     worker: str
     """The child's class."""
 
-    def __init__(self, model: onnx.ModelProto | Graph, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto | Graph,
+        samples: Sequence[Sample],
+        *,
+        profiles: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> None:
         reason = self.why_not()
         if reason is not None:
             raise RunnerUnavailableError(reason)
@@ -60,6 +68,7 @@ class OrtEngineRunner:
         }
         self._graph = as_graph(model)
         self._layers = {layer.name for layer in self._graph.layers}
+        self._profile = profile_of(self._graph.proto, samples, profiles)
         self.timeout_s = timeout_s
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
         self._workers = {
@@ -82,6 +91,14 @@ class OrtEngineRunner:
         """The environment of the child that may compute in TF32, and of the one that may not."""
         return {False: {}, True: {}}
 
+    def takes(self, sample: Sample) -> bool:
+        """Whether the execution provider takes the shapes of ``sample``."""
+        return True
+
+    def options(self, tf32: bool) -> Mapping[str, str]:
+        """The execution provider's options for an engine that may compute in TF32, or not."""
+        raise NotImplementedError
+
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
@@ -89,7 +106,12 @@ class OrtEngineRunner:
         tf32 = plan.base is Precision.TF32
         with session_form(to_typed(self._graph, plan), elsewhere=True) as form:
             outputs, on_cpu = self._workers[tf32].call(
-                "evaluate", form.content, form.folder, arrays, tf32, timeout_s=self.timeout_s
+                "evaluate",
+                form.content,
+                form.folder,
+                arrays,
+                self.options(tf32),
+                timeout_s=self.timeout_s,
             )
         fallen_back = set(on_cpu) & self._layers
         # Nodes without a kernel on the GPU run on the CPU provider, whose FP16 is another.
@@ -125,7 +147,7 @@ class OrtEngineWorker:
     """The child's side: opens one session for each call."""
 
     def session(
-        self, content: bytes, options: ort.SessionOptions, tf32: bool
+        self, content: bytes, session_options: ort.SessionOptions, options: Mapping[str, str]
     ) -> ort.InferenceSession:
         """Opens a session with the execution provider, and the CPU's for what it cannot take."""
         raise NotImplementedError
@@ -135,18 +157,20 @@ class OrtEngineWorker:
         content: bytes,
         weights: str,
         samples: Sequence[Mapping[str, NDArray[Any]]],
-        tf32: bool,
+        options: Mapping[str, str],
     ) -> tuple[list[dict[str, NDArray[Any]]], list[str]]:
         """Returns each sample's outputs, and the nodes that ran on the CPU provider."""
         with tempfile.TemporaryDirectory(prefix="bisect-trt-") as folder:
-            options = session_options()
+            chosen = session_options()
             # Only a profile shows which provider ran a node.
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "profile")
+            chosen.enable_profiling = True
+            chosen.profile_file_prefix = str(Path(folder) / "profile")
             if weights:
-                options.add_session_config_entry(WEIGHTS_FOLDER, weights)
+                chosen.add_session_config_entry(WEIGHTS_FOLDER, weights)
             try:
-                session = self.session(content, options, tf32)
+                session = self.session(content, chosen, options)
+                # A failed run would be repeated on the CPU provider, and its outputs believed.
+                session.disable_fallback()
             except RunnerUnavailableError:
                 raise
             except Exception as error:

@@ -14,7 +14,9 @@ from typing import Any
 import onnxruntime as ort
 
 from bisect_trt.base.errors import RunnerUnavailableError, one_line
+from bisect_trt.base.sample import Sample
 from bisect_trt.runners.ort_engine import OrtEngineRunner, OrtEngineWorker
+from bisect_trt.runners.tensorrt.profile import takes
 
 PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx-cu13"
 _MODULE = "onnxruntime_ep_nv_tensorrt_rtx"
@@ -43,8 +45,22 @@ class OrtRtxRunner(OrtEngineRunner):
 
     @staticmethod
     def environments() -> Mapping[bool, Mapping[str, str]]:
-        # The plugin has no option for TF32; this variable is read once in a process.
+        # The plugin has no option for TF32. TensorRT for RTX 1.6.1 heeds this variable (measured:
+        # benchmarks/results/onnxruntime-rtx.md); it is read once in a process.
         return {False: {"NVIDIA_TF32_OVERRIDE": "0"}, True: {}}
+
+    def takes(self, sample: Sample) -> bool:
+        return takes(self._profile, sample)
+
+    def options(self, tf32: bool) -> Mapping[str, str]:
+        # Without a profile the plugin builds for any shape, which kernels may not take.
+        return {
+            f"nv_profile_{word}_shapes": ",".join(
+                f"{name}:{'x'.join(map(str, shapes[place]))}"
+                for name, shapes in self._profile.items()
+            )
+            for place, word in enumerate(("min", "opt", "max"))
+        }
 
 
 class OrtRtxWorker(OrtEngineWorker):
@@ -72,7 +88,7 @@ class OrtRtxWorker(OrtEngineWorker):
         return str(self._devices[0].ep_vendor)
 
     def session(
-        self, content: bytes, options: ort.SessionOptions, tf32: bool
+        self, content: bytes, session_options: ort.SessionOptions, options: Mapping[str, str]
     ) -> ort.InferenceSession:
-        options.add_provider_for_devices(self._devices, {})
-        return ort.InferenceSession(content, options)
+        session_options.add_provider_for_devices(self._devices, dict(options))
+        return ort.InferenceSession(content, session_options, enable_fallback=0)

@@ -225,8 +225,12 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
     """
     settings = problem.settings
     if settings.runner in BY_ONNXRUNTIME:
-        runner = BY_ONNXRUNTIME[settings.runner]
-        return runner(problem.graph, timeout_s=settings.evaluation_timeout)
+        return BY_ONNXRUNTIME[settings.runner](
+            problem.graph,
+            (*problem.samples, *problem.holdout),
+            profiles=settings.profile,
+            timeout_s=settings.evaluation_timeout,
+        )
     if settings.runner == "emulated":
         return None
     if settings.runner == "auto" and not _engine_likely(settings.trt_module):

@@ -26,9 +26,10 @@ runners = pytest.mark.parametrize("kind", BY_ONNXRUNTIME.values(), ids=list(BY_O
 def opened(kind: type[OrtEngineRunner], fixture: Fixture) -> OrtEngineRunner:
     if (reason := kind.why_not()) is not None:
         pytest.skip(reason)
-    made = kind(fixture.model)
+    sample = Sample("s", fixture.inputs)
+    made = kind(fixture.model, [sample])
     try:
-        next(made.outputs(PrecisionPlan("fp32"), [Sample("s", fixture.inputs)]))
+        next(made.outputs(PrecisionPlan("fp32"), [sample]))
     except RunnerUnavailableError as error:
         made.close()
         pytest.skip(str(error))

@@ -51,13 +51,16 @@ def test_a_gpu_that_gave_out_is_no_fault_of_the_plan(
         def get_outputs(self) -> list[Any]:
             return []
 
+        def disable_fallback(self) -> None:
+            pass
+
         def run(self, *_: object) -> None:
             raise RuntimeError(said)
 
     monkeypatch.setattr(ort_cuda, "load_cuda_libraries", lambda: None)
     monkeypatch.setattr(ort_cuda.ort, "InferenceSession", Session)
     with pytest.raises(RunnerFailedError) as caught:
-        OrtCudaWorker().evaluate(b"", "", [{}], tf32=False)
+        OrtCudaWorker().evaluate(b"", "", [{}], {})
     error = caught.value
     assert (error.lost, error.machine) == (lost, machine)
     assert must_end(failure_of(error)) is lost, "it would fail every plan that comes after it"
@@ -72,7 +75,7 @@ def opened(kind: type[OrtEngineRunner], monkeypatch: pytest.MonkeyPatch) -> OrtE
     outputs = {"logits": np.zeros(3, np.float32)}
     answer = [outputs], ["/head/Pow", "shape"]
     monkeypatch.setattr(ort_engine.WorkerPool, "call", lambda *_, **__: answer)
-    return kind(encoder_decomposed().model)
+    return kind(encoder_decomposed().model, [Sample("s", encoder_decomposed().inputs)])
 
 
 @pytest.mark.parametrize("kind", BY_ONNXRUNTIME.values(), ids=list(BY_ONNXRUNTIME))
