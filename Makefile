@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := .cache/demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-all fuzz cases docs dist gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
+.PHONY: demo test test-all fuzz cases docs dist gpu-test gpu-fuzz gpu-bench lint bench bench-large assets fixtures notebook clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -58,6 +58,10 @@ $(STUBS)/.ready: | $(VENV)/.ready
 # On a machine with a GPU. The demo's models are tested too where `make demo` has fetched them.
 gpu-test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# 200 random networks as engines; lines go to reports/gpu-fuzz.jsonl, and a second run goes on. FUZZ="--processes 12" where there are cores.
+gpu-fuzz: $(VENV)/.ready
+	$(BIN)/python -m tests.fuzz.engines $(FUZZ)
 
 gpu-bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.engines.engines

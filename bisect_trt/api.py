@@ -37,6 +37,8 @@ from bisect_trt.steps.verify import verify as check_plan_validates
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
+RunnerName = Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda", "onnxruntime-rtx"]
+
 _FORMER = {
     "metrics": "metric",
     "profiles": "profile",
@@ -153,7 +155,7 @@ def bisect(
     inputs: Source | Sequence[Source],
     *,
     precision: Precision | Literal["fp16", "bf16", "tf32"] = "fp16",
-    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda"] = "auto",
+    runner: RunnerName = "auto",
     emulate_on: Literal["cpu", "cuda"] = "cpu",
     require: str | Sequence[str] = (),
     metric: str | Callable[..., float] | Sequence[str | Callable[..., float]] = (),
@@ -225,7 +227,7 @@ def verify(
     plan: PrecisionPlan | str | Path | None = None,
     *,
     precision: Precision | Literal["fp16", "bf16", "tf32"] | None = None,
-    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda"] = "auto",
+    runner: RunnerName = "auto",
     emulate_on: Literal["cpu", "cuda"] = "cpu",
     require: str | Sequence[str] = (),
     metric: str | Callable[..., float] | Sequence[str | Callable[..., float]] = (),
@@ -300,7 +302,7 @@ def reduce(
     *,
     precision: Precision | Literal["fp32", "tf32", "bf16", "fp16"] = "fp32",
     check: str | None = None,
-    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda"] = "auto",
+    runner: RunnerName = "auto",
     infinite: str | Sequence[str] = (),
     stacked: bool = False,
     image_size: str | None = None,
@@ -348,7 +350,7 @@ def cure(
     *,
     precision: Precision | Literal["fp32", "tf32", "bf16", "fp16"] = "fp32",
     subgraph: str | Path | None = None,
-    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda"] = "auto",
+    runner: RunnerName = "auto",
     infinite: str | Sequence[str] = (),
     stacked: bool = False,
     image_size: str | None = None,

@@ -132,9 +132,10 @@ def doctor_command(as_json: bool) -> int:
         if as_json:
             click.echo(json.dumps([vars(c) for c in checks], indent=2))
             return 0
+        width = 1 + max(len(check.name) for check in checks)
         for check in checks:
             sign = {True: "ok  ", False: "no  ", None: "    "}[check.works]
-            click.echo(f"{sign}{check.name:<24}{printable(check.detail)}")
+            click.echo(f"{sign}{check.name:<{width}}{printable(check.detail)}")
     return 0
 
 

@@ -149,7 +149,7 @@ class Settings:
         "auto",
         "--runner",
         "What executes the plans.",
-        choices=("auto", "emulated", "tensorrt", "onnxruntime-cuda"),
+        choices=("auto", "emulated", "tensorrt", "onnxruntime-cuda", "onnxruntime-rtx"),
         help_of={
             "reduce": "The engine: auto is tensorrt, and emulated is none.",
             "cure": "The engine: auto is tensorrt, the only one.",

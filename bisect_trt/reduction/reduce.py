@@ -44,7 +44,7 @@ from bisect_trt.reduction.oracle import (
     Trials,
 )
 from bisect_trt.runners.base import Restartable
-from bisect_trt.runners.ort_cuda import OrtCudaRunner
+from bisect_trt.runners.ort_engine import OrtEngineRunner
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 from bisect_trt.runners.tensorrt.records import AS_USUAL, RTX, EngineOptions, installed_module
 from bisect_trt.runners.tensorrt.runner import BuildOnlyRunner, TensorRTRunner
@@ -54,6 +54,7 @@ from bisect_trt.settings import Settings
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.memory_need import check_need, need_of
+from bisect_trt.steps.open_runners import BY_ONNXRUNTIME
 
 
 @dataclass(frozen=True)
@@ -348,16 +349,17 @@ def engine_trials(
     """
     if settings.runner == "emulated":
         raise BadInputError(
-            "--runner emulated: reduce looks into what an engine does wrong; choose tensorrt or "
-            "onnxruntime-cuda, or give a --check of your own"
+            "--runner emulated: reduce looks into what an engine does wrong; choose another "
+            "runner, or give a --check of your own"
         )
-    if settings.runner == "onnxruntime-cuda":
+    if settings.runner in BY_ONNXRUNTIME:
 
-        def open_cuda(graph: Graph, samples: Sequence[Sample]) -> OrtCudaRunner:
-            return OrtCudaRunner(graph, timeout_s=settings.evaluation_timeout)
+        def open_session(graph: Graph, samples: Sequence[Sample]) -> OrtEngineRunner:
+            runner = BY_ONNXRUNTIME[settings.runner]
+            return runner(graph, samples, timeout_s=settings.evaluation_timeout)
 
         return EngineTrials(
-            open_cuda, precision, precision, budget, settings.workers, settings.threads or 0
+            open_session, precision, precision, budget, settings.workers, settings.threads or 0
         )
     open_runner = fresh_engines(settings)
     try:

@@ -10,6 +10,7 @@ from importlib import metadata
 import onnxruntime as ort
 
 from bisect_trt.base.errors import BisectError, one_line
+from bisect_trt.runners import ort_rtx
 from bisect_trt.runners.device import gpu_facts, visible_gpus, why_no_provider
 from bisect_trt.runners.device_check import why_not_on_cuda
 from bisect_trt.runners.process import IsolatedWorker
@@ -24,6 +25,7 @@ _PACKAGES = (
     "tensorrt",
     "tensorrt-rtx-cu13",
     "cuda-bindings",
+    ort_rtx.PACKAGE,
 )
 
 
@@ -48,6 +50,7 @@ def examine() -> list[Check]:
         _emulator_on_cuda(),
         _tensorrt(),
         Check("runner onnxruntime-cuda", missing is None, missing or "the CUDA provider is there"),
+        _ort_rtx(),
     ]
     override = os.environ.get("NVIDIA_TF32_OVERRIDE")
     if override is not None:
@@ -78,3 +81,16 @@ def _tensorrt() -> Check:
             return Check("runner tensorrt", False, one_line(error))
     detail = ", ".join(f"{name} {value}" for name, value in described.items())
     return Check("runner tensorrt", True, detail)
+
+
+def _ort_rtx() -> Check:
+    name = ort_rtx.OrtRtxRunner.name
+    reason = ort_rtx.OrtRtxRunner.why_not()
+    if reason is not None:
+        return Check(f"runner {name}", False, reason)
+    with IsolatedWorker(ort_rtx.OrtRtxRunner.worker, {}) as worker:
+        try:
+            device: str = worker.call("describe", timeout_s=120.0)
+        except BisectError as error:
+            return Check(f"runner {name}", False, one_line(error))
+    return Check(f"runner {name}", True, f"the plugin loads and sees a device of {device}")

@@ -38,7 +38,6 @@ from bisect_trt.runners.device import CPU
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.emulator_workers import EmulatorPool
 from bisect_trt.runners.second_emulator import WholeModelRunner
-from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.steps.open_runners import (
     EngineRunner,
     Pace,
@@ -192,7 +191,7 @@ class Context:
 
     def engine_takes(self, sample: Sample) -> bool:
         """Whether the engine that judges takes inputs of these shapes; True without one."""
-        return not isinstance(self.opened, TensorRTRunner) or self.opened.takes(sample)
+        return self.opened is None or self.opened.takes(sample)
 
     @property
     def evaluators(self) -> list[Evaluator]:

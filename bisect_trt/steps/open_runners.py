@@ -20,6 +20,8 @@ from bisect_trt.runners.device_check import why_not_on_cuda
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.emulator_workers import SERVER, EmulatorPool, server_arguments
 from bisect_trt.runners.ort_cuda import OrtCudaRunner
+from bisect_trt.runners.ort_engine import OrtEngineRunner
+from bisect_trt.runners.ort_rtx import OrtRtxRunner
 from bisect_trt.runners.process import IsolatedWorker, Remote, WorkerPool
 from bisect_trt.runners.ray_actors import LOCAL, ray_actors
 from bisect_trt.runners.tensorrt.records import RTX, installed_module
@@ -206,7 +208,12 @@ def baseline_plans(problem: Problem) -> tuple[PrecisionPlan, ...]:
     return PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), problem.base
 
 
-EngineRunner = TensorRTRunner | OrtCudaRunner
+EngineRunner = TensorRTRunner | OrtEngineRunner
+
+BY_ONNXRUNTIME: Mapping[str, type[OrtEngineRunner]] = {
+    runner.name: runner for runner in (OrtCudaRunner, OrtRtxRunner)
+}
+"""The runners that open sessions of ONNX Runtime on a GPU, by their names."""
 
 
 def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
@@ -217,8 +224,13 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
         MachineError: the GPU has no memory left for it.
     """
     settings = problem.settings
-    if settings.runner == "onnxruntime-cuda":
-        return OrtCudaRunner(problem.graph, timeout_s=settings.evaluation_timeout)
+    if settings.runner in BY_ONNXRUNTIME:
+        return BY_ONNXRUNTIME[settings.runner](
+            problem.graph,
+            (*problem.samples, *problem.holdout),
+            profiles=settings.profile,
+            timeout_s=settings.evaluation_timeout,
+        )
     if settings.runner == "emulated":
         return None
     if settings.runner == "auto" and not _engine_likely(settings.trt_module):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz.campaign import Tally, campaign, quiet
+from tests.fuzz.campaign import Tally
+from tests.fuzz.processes import Options, run
 
 
 def main() -> None:
@@ -19,29 +18,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="the first seed; default: another one each second")
     parser.add_argument("--out", type=Path, default=Path("reports/fuzz.jsonl"))
     parser.add_argument("--no-shrink", action="store_true", help="keep failures as they were found")
-    chosen = parser.parse_args()
-    # By the second, with room for the seeds of a day before the next one begins.
-    first = chosen.seed if chosen.seed is not None else int(time.time()) * 10
-    chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    print(f"seeds from {first}, failures go to {chosen.out}", flush=True)
-    ends, tally = time.monotonic() + 60.0 * chosen.minutes, Tally()
-    workers = ProcessPoolExecutor(chosen.processes, get_context("spawn"), quiet)
-    with workers:
-        parts = [
-            workers.submit(
-                campaign,
-                first + number,
-                chosen.processes,
-                ends,
-                chosen.out,
-                shrinks=not chosen.no_shrink,
-            )
-            for number in range(chosen.processes)
-        ]
-        for part in parts:
-            tally.add(part.result())
-    print("\n".join(tally.lines()))
-    raise SystemExit(1 if tally.failures else 0)
+    parser.add_argument(
+        "--add", type=Path, nargs="+", metavar="TALLY", help="print the sum of tallies, run nothing"
+    )
+    given = parser.parse_args()
+    total = Tally()
+    if given.add:
+        for path in given.add:
+            total.add(Tally.of_json(path.read_text(encoding="utf-8")))
+    else:
+        # By the second: many processes take some ten seeds in one.
+        first = given.seed if given.seed is not None else int(time.time()) * 1000
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        ends = time.monotonic() + 60.0 * given.minutes
+        options = Options(given.processes, ends, given.out, not given.no_shrink)
+        print(f"seeds from {first}, failures go to {given.out}, numbers to {options.tally}")
+        total = run(first, options)
+    print("\n".join(total.lines()))
+    raise SystemExit(1 if total.failures else 0)
 
 
 if __name__ == "__main__":

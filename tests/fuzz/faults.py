@@ -10,6 +10,11 @@ import numpy as np
 from tests.fuzz.net import Net, Tensor
 
 LOWEST = float(np.finfo(np.float32).min)
+UNIT_AT_1 = 2.0**-10
+"""FP16's distance of two numbers between 1 and 2."""
+
+CHAIN_STEPS = 48
+"""The steps of a chain: it loses about 18 units, a layer alone one at most."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +152,14 @@ def _swallowed(net: Net, x: Tensor) -> tuple[Tensor, Planted]:
 
 
 def _chain(net: Net, x: Tensor) -> tuple[Tensor, Planted]:
-    """Many small steps of one size: each rounds a little, none alone is to blame."""
-    y = _bounded(net, x).name
-    for _ in range(24):
-        turned = net.op("Mul", y, net.weight(net.random.uniform(0.97, 1.03, x.shape[-1])))
-        y = net.op("Add", turned, net.normal(x.shape[-1], scale=0.02))
+    """Many steps of less than half a unit in the last place: each is lost, none alone matters."""
+    y = net.op("Mul", _bounded(net, x).name, net.weight(0.4))
+    y = net.op("Add", y, net.weight(1.5))
+    sign = net.random.choice([-1.0, 1.0], x.shape[-1])
+    for _ in range(CHAIN_STEPS):
+        step = sign * net.random.uniform(0.3, 0.45, x.shape[-1]) * UNIT_AT_1
+        y = net.op("Add", y, net.weight(step))
+    y = net.op("Mul", net.op("Sub", y, net.weight(1.5)), net.weight(2.5))
     return _with(y, x, "chain", "accumulation")
 
 

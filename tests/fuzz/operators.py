@@ -50,6 +50,13 @@ def evaluated(node: onnx.NodeProto, inputs: Sequence[Array | None], opset: int) 
     for slot, name in enumerate(plain.output):
         plain.output[slot] = name or f"unread_{slot}"
     evaluator = _evaluator(plain.SerializeToString(), opset, len(given))
+    takes_nearest = node.op_type == "Resize" and attributes.get("mode", b"nearest") == b"nearest"
+    first = inputs[0] if takes_nearest else None
+    if first is not None and not np.isfinite(first).all():
+        # The evaluator multiplies what it does not take by zero, which makes NaN of infinity.
+        given[node.input[0]] = np.arange(first.size, dtype=np.float64).reshape(first.shape)
+        (places,) = evaluator.run(None, given)
+        return [first.ravel()[np.rint(places).astype(np.int64)]]
     return [np.asarray(a) for a in evaluator.run(None, given)]
 
 

@@ -17,13 +17,15 @@ from bisect_trt.graph import Graph, to_emulated, to_typed
 from bisect_trt.model.cost import estimated_table
 from bisect_trt.model.load import load_model
 from bisect_trt.runners.emulator import EmulatedRunner
+from tests.execute import run
 from tests.fuzz.graphs import Network
 from tests.fuzz.interpreter import Interpreter, Result, to_type
+from tests.fuzz.lists import Reading, readings
 from tests.fuzz.net import Arrays
 from tests.fuzz.operators import Array
 from tests.fuzz.transforms import SAME, with_identity
-from tests.repair.graphs import run
 
+LISTS = "what import reads is what export wrote"
 STORED = "__stored"
 """The end of the names of tensors of 16 bits in an emulated model."""
 
@@ -72,6 +74,11 @@ class Case:
     def outputs(self) -> list[Arrays]:
         """The outputs of the emulated model."""
         return [run(self.emulated, feed) for feed in self.feeds]
+
+    @cached_property
+    def lists(self) -> list[Reading]:
+        """The plan in the forms of other tools, read again."""
+        return list(readings(self.graph, self.plan))
 
     def random(self, what: str) -> np.random.Generator:
         """Random numbers for the relation ``what``."""
@@ -220,6 +227,11 @@ def runner_is_model(case: Case) -> Iterator[str]:
                 yield f"output {name} is not finite at other places"
 
 
+def lists_read_back(case: Case) -> Iterator[str]:
+    """What ``import`` reads is the plan that ``export`` wrote."""
+    yield from (f"{r.form}: {r.detail}" for r in case.lists if r.outcome == "differs")
+
+
 def more_costs_more(case: Case) -> Iterator[str]:
     """A plan that keeps more layers is never predicted to be faster."""
     shapes = {name: array.shape for name, array in case.feeds[0].items()}
@@ -284,6 +296,7 @@ RELATIONS: dict[str, Relation] = {
     "typed and emulated agree": typed_is_emulated,
     "twice is the same": twice_is_same,
     "the runner agrees with the model": runner_is_model,
+    LISTS: lists_read_back,
     "keeping more costs more": more_costs_more,
     "another form has the same answer": transforms_change_nothing,
     "an Identity changes nothing": identity_changes_nothing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
@@ -12,15 +13,20 @@ from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.model.layers import node_names
 from bisect_trt.model.load import load_model
 from bisect_trt.search.minimise import one_minimal
+from tests.execute import run
 from tests.fuzz.graphs import Recipe, generate
 from tests.fuzz.net import Arrays, with_shapes
-from tests.fuzz.relations import Case, Failure, failures
+from tests.fuzz.relations import Case
 from tests.fuzz.transforms import reads
-from tests.repair.graphs import run
+
+RUN_OF_NODES = 8
+"""Nodes that are taken away together at first."""
 
 
-def fewer_blocks(recipe: Recipe, fails: Callable[[Recipe], bool]) -> Recipe:
-    """``recipe`` without every block that the failure does not need."""
+def fewer_blocks(recipe: Recipe, fails: Callable[[Recipe], bool], ends: float) -> Recipe:
+    """``recipe`` without blocks that the failure does not need; none goes when the clock is at
+    ``ends``.
+    """
     count = generate(recipe).drawn
     blocks = {str(number): number for number in range(count)}
 
@@ -30,7 +36,7 @@ def fewer_blocks(recipe: Recipe, fails: Callable[[Recipe], bool]) -> Recipe:
 
     def asked(kept: frozenset[str]) -> bool:
         try:
-            return fails(without(kept))
+            return time.monotonic() < ends and fails(without(kept))
         except Exception:  # no network: the rest does not fit together
             return False
 
@@ -38,23 +44,34 @@ def fewer_blocks(recipe: Recipe, fails: Callable[[Recipe], bool]) -> Recipe:
     return without(found.pinned)
 
 
-def fewer_nodes(case: Case, failure: Failure) -> Case:
-    """``case`` with a one-minimal set of nodes that still fails like ``failure``."""
+def fewer_nodes(
+    case: Case, fails: Callable[[Case], bool], ends: float, needed: Collection[str] = ()
+) -> Case:
+    """``case`` without nodes that ``fails`` does not need: none of ``needed`` goes, and none at all
+    when the clock is at ``ends``.
+    """
     whole = load_model(case.model).proto
     named = dict(zip(node_names(whole.graph.node), whole.graph.node, strict=True))
     recorded = list(_recorded(whole, case.feeds))
 
-    def asked(kept: frozenset[str]) -> bool:
+    def asked(kept: Collection[str]) -> bool:
         try:
-            smaller = _part(case, named, kept, whole, recorded)
-            return any(f.is_like(failure) for f in failures(smaller))
+            return time.monotonic() < ends and fails(_part(case, named, kept, whole, recorded))
         except Exception:  # no model: a tensor without a type, or nothing left
             return False
 
-    if not asked(frozenset(named)):
+    kept = [name for name in named if name not in needed]
+    if not asked(named):
         return case
-    found = one_minimal(list(named), asked, bool)
-    return _part(case, named, found.pinned, whole, recorded)
+    for size in (RUN_OF_NODES, 1):
+        runs = {str(start): kept[start : start + size] for start in range(0, len(kept), size)}
+
+        def joined(chosen: Collection[str], runs: dict[str, list[str]] = runs) -> list[str]:
+            return [name for start in chosen for name in runs[start]]
+
+        found = one_minimal(list(runs), lambda chosen: asked({*needed, *joined(chosen)}), bool)
+        kept = joined(found.pinned)
+    return _part(case, named, {*needed, *kept}, whole, recorded)
 
 
 def _recorded(model: onnx.ModelProto, feeds: Collection[Arrays]) -> Iterator[Arrays]:

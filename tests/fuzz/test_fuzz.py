@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.base.plan import Precision
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.rounding import rounded
 from bisect_trt.model.emulated import rounding_model
+from tests.execute import run
 from tests.fuzz.campaign import Tally, plan_failures, recipe_for, search_failures
 from tests.fuzz.graphs import Recipe, generate, recipe_of
 from tests.fuzz.interpreter import to_type
 from tests.fuzz.operators import BF16
-from tests.fuzz.relations import RELATIONS, Case
+from tests.fuzz.processes import Options
+from tests.fuzz.processes import run as run_processes
+from tests.fuzz.relations import RELATIONS, Case, failures
 from tests.fuzz.shrink import fewer_blocks, fewer_nodes
-from tests.repair.graphs import run
 
 FOUND = Path(__file__).parent / "found" / "seeds.txt"
 PLAN_SEEDS, PER_TEST = 120, 20
@@ -117,8 +125,59 @@ def test_a_failure_shrinks_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> 
         return any(failure.relation == "no softmax" for _, failure in plan_failures(recipe))
 
     recipe = next(r for r in map(Recipe, range(100, 200)) if fails(r) and generate(r).drawn > 3)
-    least = fewer_blocks(recipe, fails)
+    ends = time.monotonic() + 60.0
+    assert fewer_blocks(recipe, fails, time.monotonic()) == recipe
+    least = fewer_blocks(recipe, fails, ends)
     assert len(least.skipped) == generate(recipe).drawn - 1
     (case, failure), *_ = plan_failures(least)
-    case = fewer_nodes(case, failure)
+    case = fewer_nodes(case, lambda c: any(f.is_like(failure) for f in failures(c)), ends)
     assert [node.op_type for node in case.model.graph.node] == ["Softmax"]
+
+
+def test_what_is_needed_stays() -> None:
+    network = generate(Recipe(31, "overflow"))
+    whole = Case(network.model, network.feeds, PrecisionPlan(Precision.FP16))
+    needed = network.planted[0].layers
+    least = fewer_nodes(whole, lambda _: True, time.monotonic() + 60.0, needed)
+    assert {node.name for node in least.model.graph.node} == needed
+
+
+def test_a_campaign_leaves_its_numbers(tmp_path: Path) -> None:
+    """In two processes; the sum of two files is printed without a run."""
+    command = [sys.executable, "-m", "tests.fuzz", "--out", str(tmp_path / "f.jsonl")]
+    given = ["--minutes", "0.15", "--processes", "2", "--seed", "3", "--no-shrink"]
+    ended = subprocess.run([*command, *given], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    file = tmp_path / "f.tally.json"
+    one = Tally.of_json(file.read_text("utf-8"))
+    assert (
+        one.graphs > 2 and one.lists["mixed same"] and one.plans == 2 * (one.graphs - one.searches)
+    )
+    both = subprocess.run([*command, "--add", file, file], capture_output=True, text=True)
+    assert both.returncode == 0
+    assert both.stdout.startswith(f"{2 * one.graphs} graphs, {2 * one.plans} plans, ")
+
+
+def test_a_tally_says_what_was_named() -> None:
+    tally = Tally(named=Counter({"dead: harmless": 4, "offset: named": 3, "offset: missed": 1}))
+    assert Tally.of_json(tally.as_json()) == tally
+    assert list(tally.lines())[-1] == "75.00 % of 4 harmful faults are named"
+
+
+def dies_at_its_third(first: int, options: Options, parent: Connection) -> None:
+    """A process that says two networks are done; where 0 is the first, it then dies."""
+    parent.send(Tally(graphs=1))
+    parent.send(Tally(graphs=1))
+    if first == 0:
+        raise SystemExit(3)
+
+
+def test_a_process_that_dies_is_a_failure(tmp_path: Path) -> None:
+    """Its network has a line, and another process goes on behind it."""
+    options = Options(2, time.monotonic() + 60.0, tmp_path / "f.jsonl", shrinks=False)
+    tally = run_processes(0, options, dies_at_its_third)
+    assert tally.graphs == 6
+    assert tally.failures == {"a process ended with 3": 1}
+    assert Tally.of_json(options.tally.read_text("utf-8")) == tally
+    (line,) = options.out.read_text("utf-8").splitlines()
+    assert json.loads(line)["seed"] == recipe_for(4).text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 from bisect_trt.base.outcomes import CauseFound, Diagnosis
+from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.metrics.requirements import Requirement
 from bisect_trt.model import layers
 from bisect_trt.model.cost import CostTable
@@ -21,8 +23,9 @@ from bisect_trt.steps import repair
 from bisect_trt.steps.fp32_proof import Change
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.verify import Verification
-from tests.fuzz.campaign import Tally, plan_failures, recipe_for, search_failures
-from tests.fuzz.graphs import Recipe
+from tests.fuzz import lists
+from tests.fuzz.campaign import Tally, plan_failures, recipe_for, search_failures, smaller_search
+from tests.fuzz.graphs import Recipe, generate
 
 Patch = pytest.MonkeyPatch
 PLANS = 40
@@ -73,6 +76,16 @@ def pins_that_save_time(patch: Patch) -> None:
     patch.setattr(CostTable, "predicted", lambda _, plan: 1.0 / (1 + len(plan.pinned)))
 
 
+def lists_without_a_layer(patch: Patch) -> None:
+    """The script for polygraphy forgets a layer that is kept."""
+    usual = lists.polygraphy_script
+
+    def script(graph: Any, plan: PrecisionPlan) -> str:
+        return usual(graph, replace(plan, pinned=frozenset(sorted(plan.pinned)[1:])))
+
+    patch.setitem(lists.FORMS, "polygraphy", ("list.py", script))
+
+
 def verify_that_never_passes(patch: Patch) -> None:
     """``verify`` refuses what ``run`` found."""
     patch.setattr(Verification, "passed", property(lambda _: False))
@@ -114,7 +127,7 @@ def unproved_repairs(patch: Patch) -> None:
 
 
 IN_PLANS = (no_rounding_of_products, unrounded_weights, uncast_in_bodies, no_guards)
-IN_PLANS += (pins_that_save_time,)
+IN_PLANS += (pins_that_save_time, lists_without_a_layer)
 IN_SEARCHES = {
     verify_that_never_passes: (Recipe(3, "underflow"),),
     causes_without_layers: (Recipe(4, "offset"),),
@@ -140,3 +153,14 @@ def test_a_fault_in_writing_is_found(fault: Callable[[Patch], None], monkeypatch
 def test_a_fault_in_a_search_is_found(fault: Callable[[Patch], None], monkeypatch: Patch) -> None:
     fault(monkeypatch)
     assert any(search_failures(recipe, Tally()) for recipe in IN_SEARCHES[fault])
+
+
+def test_a_failed_search_shrinks_to_the_planted_layer(monkeypatch: Patch) -> None:
+    verify_that_never_passes(monkeypatch)
+    recipe = Recipe(3, "underflow")
+    failure = next(f for f in search_failures(recipe, Tally()) if f.relation.startswith("verify"))
+    network = generate(recipe)
+    line = smaller_search(recipe, failure, time.monotonic() + 120.0)
+    (planted,) = network.planted[0].layers
+    assert f"Mul {planted}" in line["nodes"]
+    assert len(line["nodes"]) < len(network.model.graph.node) / 2

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
+from tests.execute import run
 from tests.fuzz.relations import Case, failures, typed_is_emulated
 from tests.fuzz.zoo import ZOO, model_of, opsets
-from tests.repair.graphs import run
 
 OPERATORS = sorted({entry.op for entry in ZOO})
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto
@@ -18,18 +17,9 @@ from bisect_trt.model.graph import Graph
 from bisect_trt.repair.edits import Range, Ranges, beginning
 from bisect_trt.repair.exponents import range_of
 from fixtures.build import GraphBuilder
+from tests.execute import run
 
 Arrays = Mapping[str, NDArray[Any]]
-
-
-def run(model: onnx.ModelProto, feed: Arrays) -> dict[str, NDArray[Any]]:
-    """The outputs of ``model``, executed as written on ONNX Runtime."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options)
-    return dict(zip([o.name for o in session.get_outputs()], session.run(None, feed), strict=True))
 
 
 def run_fp16(model: onnx.ModelProto, feed: Arrays) -> dict[str, NDArray[Any]]:

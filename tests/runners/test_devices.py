@@ -48,6 +48,7 @@ from bisect_trt.runners.emulator_workers import (
     EmulationServer,
     server_arguments,
 )
+from bisect_trt.runners.ort_rtx import OrtRtxRunner
 from bisect_trt.runners.ort_session import failure_of_session, session_as_written
 from bisect_trt.settings import Settings
 from bisect_trt.steps import open_runners
@@ -399,3 +400,20 @@ def test_clocks_and_processes_are_asked_for(
     assert ort_devices.gpu_condition() is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert ort_devices.gpu_condition() is None
+
+
+def test_the_plugin_for_tensorrt_rtx_is_named_where_it_is_missing(tmp_path: Path) -> None:
+    if OrtRtxRunner.why_not() is None:
+        pytest.skip("the plugin is installed")
+    fixture = healthy()
+    model, inputs, out = tmp_path / "m.onnx", tmp_path / "x.npz", tmp_path / "out"
+    model.write_bytes(fixture.model.SerializeToString())
+    np.savez(inputs, **fixture.inputs)
+    for command in ("run", "compare", "reduce"):
+        asked = ["--input", str(inputs), "--runner", "onnxruntime-rtx", "--out", str(out)]
+        said = CliRunner().invoke(main, [command, str(model), *asked])
+        assert said.exit_code == 3, said.output
+        assert "pip install onnxruntime-ep-nv-tensorrt-rtx-cu13" in said.output
+        assert said.output.count("\n") == 1 and not out.exists()
+    check = next(c for c in examine() if c.name == "runner onnxruntime-rtx")
+    assert check.works is False and "[ort-rtx]" in check.detail

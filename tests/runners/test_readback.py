@@ -17,7 +17,7 @@ import pytest
 from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import PrecisionPlan
-from bisect_trt.runners.ort_cuda import cpu_nodes
+from bisect_trt.runners.ort_engine import cpu_nodes
 from bisect_trt.runners.tensorrt.build import apply_weak_types
 from bisect_trt.runners.tensorrt.readback import (
     dishonoured_in_engine,

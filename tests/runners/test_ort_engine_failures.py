@@ -1,5 +1,5 @@
-"""What ``onnxruntime-cuda`` concludes where a GPU gives out, or a layer has no kernel there; ONNX
-Runtime's session is not a real one.
+"""What ONNX Runtime's runners conclude where a GPU gives out, or a layer has no kernel there; the
+session is not a real one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.runners import ort_cuda
+from bisect_trt.runners import ort_cuda, ort_engine
 from bisect_trt.runners.base import UNSUPPORTED
-from bisect_trt.runners.ort_cuda import OrtCudaRunner, OrtCudaWorker
+from bisect_trt.runners.ort_cuda import OrtCudaWorker
+from bisect_trt.runners.ort_engine import OrtEngineRunner
 from bisect_trt.runners.process import failure_of, must_end
+from bisect_trt.steps.open_runners import BY_ONNXRUNTIME
 from fixtures.encoders import encoder_decomposed
 
 ILLEGAL = "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; expr=cudaStream"
@@ -49,13 +51,16 @@ def test_a_gpu_that_gave_out_is_no_fault_of_the_plan(
         def get_outputs(self) -> list[Any]:
             return []
 
+        def disable_fallback(self) -> None:
+            pass
+
         def run(self, *_: object) -> None:
             raise RuntimeError(said)
 
     monkeypatch.setattr(ort_cuda, "load_cuda_libraries", lambda: None)
     monkeypatch.setattr(ort_cuda.ort, "InferenceSession", Session)
     with pytest.raises(RunnerFailedError) as caught:
-        OrtCudaWorker().evaluate(b"", "", [{}], tf32=False)
+        OrtCudaWorker().evaluate(b"", "", [{}], {})
     error = caught.value
     assert (error.lost, error.machine) == (lost, machine)
     assert must_end(failure_of(error)) is lost, "it would fail every plan that comes after it"
@@ -63,22 +68,38 @@ def test_a_gpu_that_gave_out_is_no_fault_of_the_plan(
     assert error.verdict is whose
 
 
-def test_lowered_layers_without_a_kernel_on_the_gpu_make_the_result_unsure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On the CPU provider FP16 means nothing: such a plan had passed."""
-    fixture = encoder_decomposed()
-    monkeypatch.setattr(ort_cuda, "why_no_provider", lambda: None)
-    monkeypatch.setattr(ort_cuda, "gpu_versions", lambda _: {})
-    runner = OrtCudaRunner(fixture.model)
+def opened(kind: type[OrtEngineRunner], monkeypatch: pytest.MonkeyPatch) -> OrtEngineRunner:
+    monkeypatch.setattr(kind, "why_not", staticmethod(lambda: None))
+    monkeypatch.setattr(kind, "provider_versions", staticmethod(dict))
+    monkeypatch.setattr(ort_engine, "gpu_versions", lambda _: {})
     outputs = {"logits": np.zeros(3, np.float32)}
     answer = [outputs], ["/head/Pow", "shape"]
-    monkeypatch.setattr(ort_cuda.WorkerPool, "call", lambda *_, **__: answer)
-    samples = [Sample("s", fixture.inputs)]
-    reduced, pinned = (PrecisionPlan(Precision.FP16, pins) for pins in ([], ["/head/Pow"]))
-    with pytest.raises(RunnerFailedError, match="no FP16 kernel for") as caught:
+    monkeypatch.setattr(ort_engine.WorkerPool, "call", lambda *_, **__: answer)
+    return kind(encoder_decomposed().model, [Sample("s", encoder_decomposed().inputs)])
+
+
+@pytest.mark.parametrize("kind", BY_ONNXRUNTIME.values(), ids=list(BY_ONNXRUNTIME))
+def test_reduced_layers_without_a_kernel_on_the_gpu_make_the_result_unsure(
+    kind: type[OrtEngineRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU provider FP16 means nothing: such a plan had passed."""
+    runner, samples = opened(kind, monkeypatch), [Sample("s", encoder_decomposed().inputs)]
+    reduced = PrecisionPlan(Precision.FP16)
+    with pytest.raises(RunnerFailedError, match="no FP16 kernel for /head/Pow") as caught:
         list(runner.outputs(reduced, samples))
     assert caught.value.verdict is Verdict.UNSURE
     assert runner.facts(reduced)[UNSUPPORTED] == ["/head/Pow"]
-    assert list(runner.outputs(pinned, samples)) == [outputs]
-    assert list(runner.outputs(PrecisionPlan(Precision.TF32), samples)) == [outputs]
+
+
+@pytest.mark.parametrize("kind", BY_ONNXRUNTIME.values(), ids=list(BY_ONNXRUNTIME))
+@pytest.mark.parametrize(
+    "plan", [PrecisionPlan(Precision.FP16, ["/head/Pow"]), PrecisionPlan(Precision.TF32)], ids=str
+)
+def test_a_layer_that_ran_on_the_cpu_is_named(
+    kind: type[OrtEngineRunner], plan: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, samples = opened(kind, monkeypatch), [Sample("s", encoder_decomposed().inputs)]
+    assert [found["logits"].size for found in runner.outputs(plan, samples)] == [3]
+    (finding,) = runner.facts(plan)["findings"]
+    assert (finding["kind"], finding["where"]) == ("on-cpu", "/head/Pow")
+    assert finding["message"].startswith("/head/Pow ran on the CPU: ONNX Runtime's")
