@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx.backend.test.loader import DATA_DIR
 
 from benchmarks.common import DETECTOR, MODELS, RECOGNISER, ROOT, SHARED
@@ -132,14 +133,14 @@ def _networks() -> Iterator[Job]:
 
 def _zoo() -> Iterator[Job]:
     """What PyTorch exports: two files of this repository, and ``.cache/zoo`` where it is there."""
-    seeded = np.random.default_rng(0)
-    for path, name in (
-        (_EXPORTED / "dynamo.onnx", "x"),
-        (_EXPORTED / "torchscript.onnx", "input.1"),
-    ):
-        random = [{name: seeded.standard_normal((1, 4, 8)).astype(np.float32)} for _ in range(3)]
-        yield Job(f"zoo {path.stem}", path, random, _REQUIREMENT_OF_ZOO)
-    image = {"gpu_0/data_0": seeded.standard_normal((1, 3, 224, 224)).astype(np.float32)}
+    for exporter, name in (("dynamo", "x"), ("torchscript", "input.1")):
+        inputs = [{name: _noise(number, 1, 4, 8)} for number in range(3)]
+        yield Job(f"zoo {exporter}", _EXPORTED / f"{exporter}.onnx", inputs, _REQUIREMENT_OF_ZOO)
+    image = {"gpu_0/data_0": _noise(0, 1, 3, 224, 224)}
     yield Job("zoo onnx's shufflenet", _LIGHT / "light_shufflenet.onnx", [image])
     for name in NETWORKS:
         yield Job(f"zoo {name}", ZOO / f"{name}.onnx", ZOO / name, _REQUIREMENT_OF_ZOO)
+
+
+def _noise(seed: int, *shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)

@@ -68,6 +68,7 @@ def golden(job: Job, folder: Path) -> dict[str, Any]:
     """
     out = folder / "out"
     command = [*job.command(folder), "--runner", "emulated", "--out", str(out)]
+    _, model, _, inputs, *_ = command
     began = time.perf_counter()
     with (folder / "stdout").open("w") as said, (folder / "stderr").open("w") as told:
         ran = subprocess.Popen(
@@ -83,8 +84,8 @@ def golden(job: Job, folder: Path) -> dict[str, Any]:
     is_finished = (out / "run.json").is_file()
     if is_finished:
         found |= _answer(json.loads((out / "run.json").read_text()))
-    told_words = (folder / ("stdout" if is_finished else "stderr")).read_text()
-    found["words"] = list(_words(told_words, command[1], command[3], str(out)))
+    screen = (folder / ("stdout" if is_finished else "stderr")).read_text()
+    found["words"] = list(_words(screen, model, inputs, str(out)))
     if job.name in _LAYOUT:
         found |= _layout(out)
     measured = (round(time.perf_counter() - began, 1), used.ru_maxrss // 1024)

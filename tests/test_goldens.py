@@ -78,19 +78,23 @@ def test_diff_refuses_what_is_neither_a_file_nor_a_revision() -> None:
     assert found.stderr.startswith("no-such-version is no file") and found.stderr.count("\n") == 1
 
 
-def test_a_run_is_in_the_file_and_a_changed_requirement_is_seen(tmp_path: Path) -> None:
+def test_a_run_is_as_in_the_file_and_a_changed_requirement_is_seen(tmp_path: Path) -> None:
     known = json.loads(GOLDENS.read_text(encoding="utf-8"))["healthy, defaults"]
-    fixture = healthy()
+    fixture, answers = healthy(), []
     for limit in ("1e-2", "1e-6"):
         folder = tmp_path / limit
         folder.mkdir()
         arguments = ("--requirement", f"max_abs<={limit}")
-        answer = golden(Job("of a test", fixture.model, [fixture.inputs], arguments), folder)
-        lines = differences(known, answer)
-        assert str(tmp_path) not in json.dumps(answer)
-        assert answer.keys() == known.keys()
-        changed = {line.partition(":")[0] for line in lines}
-        assert changed >= {"recommended", "words"} if limit == "1e-6" else not changed, lines
+        job = Job("of a test", fixture.model, [fixture.inputs], arguments)
+        answers.append(golden(job, folder))
+    same, stricter = answers
+    assert same.keys() == known.keys()
+    # The last digits of a score may be another machine's.
+    for key in ("exit_code", "cause", "verdict", "recommended", "pinned", "words"):
+        assert same[key] == known[key]
+    assert str(tmp_path) not in json.dumps(answers)
+    changed = {line.partition(":")[0] for line in differences(same, stricter)}
+    assert changed >= {"recommended", "layers in FP32", "words"}
 
 
 def test_every_run_has_its_answer_and_every_answer_its_run() -> None:
