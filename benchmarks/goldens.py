@@ -209,16 +209,14 @@ class Comparison:
 
 def made(jobs: list[Job], processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each run's name and answer, in order."""
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
-
-        def make(numbered: tuple[int, Job]) -> dict[str, Any]:
-            number, job = numbered
-            own = Path(folder) / str(number)
-            own.mkdir()
-            return golden(job, own)
-
-        for job, answer in zip(jobs, pool.map(make, enumerate(jobs)), strict=True):
+    with ThreadPoolExecutor(processes) as pool:
+        for job, answer in zip(jobs, pool.map(_made, jobs), strict=True):
             yield job.name, answer
+
+
+def _made(job: Job) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return golden(job, Path(folder))
 
 
 def _refuse(what: str) -> NoReturn:
