@@ -70,6 +70,9 @@ class Engine:
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
 
+    def takes(self, sample: Sample) -> bool:
+        return True
+
     def close(self) -> None:
         pass
 

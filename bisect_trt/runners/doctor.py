@@ -54,7 +54,7 @@ def examine() -> list[Check]:
     ]
     override = os.environ.get("NVIDIA_TF32_OVERRIDE")
     if override is not None:
-        changes = "it changes what FP32 means in every CUDA library; unset it"
+        changes = "it decides over TF32 in CUDA's libraries; set it in production too, or unset it"
         checks.append(Check("NVIDIA_TF32_OVERRIDE", False, f"set to {override!r}: {changes}"))
     return checks
 

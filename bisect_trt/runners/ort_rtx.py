@@ -46,7 +46,7 @@ class OrtRtxRunner(OrtEngineRunner):
     @staticmethod
     def environments() -> Mapping[bool, Mapping[str, str]]:
         # The plugin has no option for TF32. TensorRT for RTX 1.6.1 heeds this variable (measured:
-        # benchmarks/results/onnxruntime-rtx.md); it is read once in a process.
+        # benchmarks/results/strict-fp32.md); it is read once in a process.
         return {False: {"NVIDIA_TF32_OVERRIDE": "0"}, True: {}}
 
     def takes(self, sample: Sample) -> bool:

@@ -72,8 +72,10 @@ def diagnose_reduced(
     # rounding, where a layer misses the requirement alone; else the error accumulates.
     name = precision.value.upper()
     ends = _Ends(table, suspects, precision)
-    found = _beyond_an_end(ends, pinned, sensitivity.must_pin)
-    if found:
+    found, left = _beyond_an_end(ends, pinned, sensitivity.must_pin)
+    # What else is wrong shows in the layers reduced alone, which cost nothing more where each input
+    # decides for itself.
+    if found and (left <= 1.0 or together or alone is not None):
         return Diagnosis.of(found)
     scores = sensitivity.scores
     if together and alone is None and (sensitivity.must_pin or not scores):
@@ -94,8 +96,10 @@ def diagnose_reduced(
             suspected = sorted(measured, key=lambda n: -strength[n])
         guilty = _guilty(suspected[:MAX_EVALUATED], alone)
         evaluated = MAX_EVALUATED if len(suspected) > MAX_EVALUATED else 0
+    if found:
+        return Diagnosis.of([*found, *_beside(found, ends, guilty, where)])
     if guilty:
-        return _rounding(ends, guilty, where if alone is None else "")
+        return Diagnosis.of(_missing_alone(ends, guilty, where if alone is None else ""))
     return _spread(name, base, sensitivity, layers, evaluated, where)
 
 
@@ -111,8 +115,20 @@ def _guilty(suspected: Sequence[str], alone: Callable[[str], Evaluation]) -> dic
     return guilty
 
 
-def _rounding(ends: _Ends, guilty: Mapping[str, float], on: str) -> Diagnosis:
-    """Layers that miss the requirement alone, by leaving the range or by rounding."""
+def _beside(
+    found: Sequence[CauseFound], ends: _Ends, guilty: Mapping[str, float], on: str
+) -> list[CauseFound]:
+    """Other causes than ``found``, of layers that miss the requirement alone."""
+    names = {cause.name for cause in found}
+    named = frozenset(ends.over) if Cause.OVERFLOW in names else frozenset()
+    if Cause.UNDERFLOW in names:
+        named |= ends.under_and_readers()
+    others = {n: score for n, score in guilty.items() if n not in named}
+    return [cause for cause in _missing_alone(ends, others, on) if cause.name not in names]
+
+
+def _missing_alone(ends: _Ends, guilty: Mapping[str, float], on: str) -> list[CauseFound]:
+    """Why layers miss the requirement alone: by leaving the range or by rounding."""
     found: list[CauseFound] = []
     left = dict(guilty)
     for cause, beyond in (
@@ -134,7 +150,7 @@ def _rounding(ends: _Ends, guilty: Mapping[str, float], on: str) -> Diagnosis:
         found.append(CauseFound(Cause.ROUNDING, tuple(left), sentence))
     # The cause of the layer that misses most comes first.
     order = list(guilty)
-    return Diagnosis.of(sorted(found, key=lambda one: min(order.index(n) for n in one.layers)))
+    return sorted(found, key=lambda one: min(order.index(n) for n in one.layers))
 
 
 class _Ends:
@@ -204,15 +220,18 @@ def _beyond_an_end(
     ends: _Ends,
     pinned: Callable[[frozenset[str]], tuple[float, float]],
     guilty: frozenset[str],
-) -> list[CauseFound]:
-    """Overflow and underflow, the larger first, where each makes half of the error."""
+) -> tuple[list[CauseFound], float]:
+    """Overflow and underflow, the larger first, where each makes half of the error.
+
+    With them the score without any of their layers.
+    """
     if not ends.over and not ends.under:
-        return []
+        return [], math.inf
     over, under = frozenset(ends.over), ends.under_and_readers()
     # Four runs tell the ends apart: with nothing pinned, one end pinned, the other, and both.
     before, neither = pinned(over | under)
     if math.isnan(before) or before <= 1.0:
-        return []
+        return [], neither
     without_over = pinned(over)[1] if over and under else (neither if over else before)
     without_under = pinned(under)[1] if over and under else (neither if under else before)
     found: list[tuple[float, CauseFound]] = []
@@ -223,7 +242,7 @@ def _beyond_an_end(
         # Many layers hold small values that matter to nothing.
         named = [n for n in ends.under if n in guilty or n in ends.divides] or ends.under
         found.append((without_over, ends.cause(Cause.UNDERFLOW, named)))
-    return [cause for _, cause in sorted(found, key=lambda one: -one[0])]
+    return [cause for _, cause in sorted(found, key=lambda one: -one[0])], neither
 
 
 def _accounts_for(left: float, neither: float) -> bool:

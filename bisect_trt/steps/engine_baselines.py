@@ -157,7 +157,8 @@ def _tf32_findings(identity: Fp32, fp32: Evaluation, emulated: Baselines) -> lis
         "this engine's FP32 is TF32: with the TF32 flag cleared its errors are those of "
         f"emulated TF32 ({times(fp32.score)} against {times(emulated.tf32.score)}; strict FP32 "
         f"gives {times(emulated.fp32.score)}), so a pinned matrix product runs in TF32 too, "
-        "and is emulated so from here on"
+        "and is emulated so from here on; NVIDIA_TF32_OVERRIDE=0 turns TF32 off, here and in "
+        "production"
     )
     return [Finding("tf32", "", message)]
 

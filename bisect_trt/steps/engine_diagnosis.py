@@ -215,8 +215,9 @@ def diagnose_fp32(
         return Diagnosis(
             Cause.TF32,
             f"This runtime's FP32 is TF32 (its errors, {times(fp32.score)}, are those of emulated "
-            "TF32), and TF32 misses the requirement: no plan can pass on it. Use a runtime that "
-            f"honours a cleared TF32 flag, or allow TF32's error.{on_which}",
+            "TF32), and TF32 misses the requirement: no plan can pass on it. Set "
+            "NVIDIA_TF32_OVERRIDE=0 here and in production, which turns TF32 off in NVIDIA's "
+            f"libraries, or allow TF32's error.{on_which}",
         )
     table = marked_fp32()
     where = table.first_out_of_line if table is not None else None

@@ -361,4 +361,12 @@ def naming(network: Network, result: bisect_trt.Result, tolerance: float) -> str
     found = [
         p.cause in blamed and (not p.layers or bool(p.layers & blamed[p.cause])) for p in harmful
     ]
+    if not all(found) and len(harmful) > 1:
+        graph = Graph(load_model(network.model).proto)
+        names = {layer.name for layer in graph.layers}
+        alone = [to_typed(graph, PrecisionPlan("fp16", names - p.layers)) for p in harmful]
+        counts = [score(network, model, tolerance) > 1.0 for model in alone]
+        # Before or behind one fault the other may do no harm.
+        if any(counts):
+            found = [one for one, does_harm in zip(found, counts, strict=True) if does_harm]
     return "named" if all(found) else "partly" if any(found) else "missed"

@@ -111,6 +111,17 @@ def test_what_overflows_and_misses_alone_is_called_no_rounding() -> None:
     assert found is Cause.ROUNDING and "l5" in said
 
 
+def test_what_misses_alone_beside_an_overflow_is_named_too() -> None:
+    """Only where the requirement is missed without the overflow."""
+    scores = SMALL | {"l3": 5.0, "l5": 1.4}
+    found, said = cause(scores, 8, ("l3",), without=1.4)
+    assert found is Cause.OVERFLOW and said.startswith("FP16 overflows in l3:")
+    assert "FP16 rounding in l5 alone misses the requirement (1.4 times" in said
+    assert "rounding" not in cause(scores, 8, ("l3",), without=0.9)[1]
+    # Of many inputs a layer's score on one is no verdict.
+    assert "rounding" not in cause(scores, 8, ("l3",), without=1.4, together=True)[1]
+
+
 def test_where_inputs_count_together_one_s_score_is_no_verdict() -> None:
     """A layer that misses on one of fifty inputs meets a mean over them."""
     scores = {"a": 29.0, "b": 28.0, **SMALL}
