@@ -112,6 +112,27 @@ def test_the_parser_s_own_names_and_types_are_read(case: Case) -> None:
     assert len(its["not_honoured"]) > 0.8 * len(LAYERS)
 
 
+def test_the_layers_of_a_real_engine(case: Case) -> None:
+    """As TensorRT for RTX 1.6.1.120 listed them on an H200: a quarter of the layers in FP32."""
+    real = Path(__file__).parent / "engine"
+    model, plan = case.folder / "m.onnx", real / "plan.json"
+    record = json.loads(
+        call("built", real / "layers.json", "--model", model, "--plan", plan, "--json").output
+    )
+    assert record["exit_code"] == 0 and record["plan"]["not_honoured"] == []
+    assert (record["plan"]["seen"], len(record["plan"]["hidden"])) == (62, 11)
+    assert record["layers"] == {"FP16": 14, "FP32": 6, "several": 3}
+    assert record["plan"]["found"] == record["plan"]["expected"] == pytest.approx(0.73, abs=0.005)
+    # The engine's mover: transposed operands are part of the product's kernel.
+    absent = [f"/encoder/layers.{i}/attention/Transpose" for i in range(2)]
+    assert record["plan"]["absent"] == absent
+    other = case.write("other.json", {"base": "fp16", "pinned": []})
+    ended = call("built", real / "layers.json", "--model", model, "--plan", other, "--json")
+    assert ended.exit_code == 1
+    named = {row["layer"] for row in json.loads(ended.output)["plan"]["not_honoured"]}
+    assert "/encoder/layers.0/attention/MatMul" in named
+
+
 @pytest.mark.parametrize("form", [8, 10, 11])
 def test_an_engine_that_honours_the_plan(case: Case, form: int) -> None:
     ended = case.against_plan(case.engine(half_but(*PINNED), form), "--json")
