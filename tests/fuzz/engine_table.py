@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from tests.fuzz.judging import PLACES, SAME, Scored
@@ -36,7 +36,13 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
         f"{len(lines)} networks, numbers {min(numbers)} to {max(numbers)}, on {lines[0]['on']}; "
         f"{seconds:.1f} s each in one process."
     )
-    yield from _by_engine(engines)
+    wrong = wrong_in_fp32(engines)
+    yield from _by_engine(engines, wrong)
+    yield from _rows(
+        "Networks whose FP32 engine is wrong, which is no matter of precision",
+        "network | largest score",
+        [(recipe, f"{score:.3g}") for recipe, score in wrong.items()],
+    )
     yield from _failures(lines)
     yield from _other_places(engines)
     yield from _exceeding(engines)
@@ -45,8 +51,18 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
     yield from _rows("Networks that broke outside of an engine", "network | error", errors)
 
 
-def _by_engine(engines: Sequence[Named]) -> Iterator[str]:
-    """One row a kind of engine."""
+def wrong_in_fp32(engines: Sequence[Named]) -> dict[str, float]:
+    """The largest scores of FP32 engines that err far more than every perturbed copy, by recipe."""
+    found: dict[str, float] = {}
+    for recipe, word, engine in engines:
+        for row in engine.get("inputs", ()) if word == "FP32" else ():
+            if Scored(**row).far_exceeds:
+                found[recipe] = max(found.get(recipe, 0.0), row["engine"])
+    return found
+
+
+def _by_engine(engines: Sequence[Named], wrong: Collection[str]) -> Iterator[str]:
+    """One row a kind of engine, and one without the networks that are ``wrong`` in FP32."""
     yield ""
     yield (
         "| engine | built | not built | ran | not run | inputs | "
@@ -55,9 +71,13 @@ def _by_engine(engines: Sequence[Named]) -> Iterator[str]:
         "| above 1 where no copy is | in three processes | bit-equal |"
     )
     yield "| --- |" + " --- |" * 15
-    for word in dict.fromkeys(word for _, word, _ in engines):
-        yield _row(word, [found for _, one, found in engines if one == word])
-    yield _row("all", [found for _, _, found in engines])
+    for kept, suffix in (
+        (engines, ""),
+        ([e for e in engines if e[0] not in wrong], ", not wrong in FP32"),
+    ):
+        for word in dict.fromkeys(word for _, word, _ in engines):
+            yield _row(f"{word}{suffix}", [found for _, one, found in kept if one == word])
+        yield _row(f"all{suffix}", [found for _, _, found in kept])
 
 
 def _row(word: str, engines: Sequence[dict[str, Any]]) -> str:

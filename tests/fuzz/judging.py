@@ -21,6 +21,10 @@ OWN_ERROR = 1e-3
 """Up to this score an error is that of FP32 itself: 100 dB under a requirement of 40 dB."""
 
 
+FAR_ERROR = 0.1
+"""Only from this score on can an error be far beyond those of the perturbed copies."""
+
+
 @dataclass(frozen=True)
 class Scored:
     """One input: the ``engine``'s score, the ``emulated`` one and the ``largest`` of its perturbed
@@ -43,6 +47,11 @@ class Scored:
     def clearly_exceeds(self) -> bool:
         """Whether it does by more than a tenth, and by more than FP32's own error."""
         return self.exceeds and self.engine > max(1.1 * (self.largest or 0.0), OWN_ERROR)
+
+    @property
+    def far_exceeds(self) -> bool:
+        """Whether it errs by more than ten times the largest, which no rounding explains."""
+        return self.exceeds and self.engine > max(10.0 * (self.largest or 0.0), FAR_ERROR)
 
 
 def scored(

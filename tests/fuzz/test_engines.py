@@ -195,6 +195,36 @@ def test_the_table_counts_what_the_lines_say() -> None:
     assert "| 2::: | ValueError: no |" in shown
 
 
+@pytest.mark.parametrize(
+    ("score", "largest", "is_wrong"),
+    [
+        (0.5, 0.04, True),
+        (np.inf, 0.04, True),
+        (0.5, 0.06, False),  # within ten times the largest
+        (0.09, 0.0, False),  # within a tenth of the tolerance
+        (0.5, None, False),  # nothing to compare with
+    ],
+)
+def test_networks_that_are_wrong_in_fp32_are_counted_apart(
+    score: float, largest: float | None, is_wrong: bool
+) -> None:
+    right = {"nonfinite": SAME, "engine": 0.03, "emulated": 0.03, "largest": 0.04}
+    other = {**right, "engine": score, "largest": largest}
+    repetition = {"processes": 1, "within": True, "between": True, "apart": 0.0}
+
+    def ran(*inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"build_s": 0.3, "inputs": inputs, "repetition": repetition}
+
+    lines = [
+        line(1, FP16=ran(right, other), FP32=ran(right, other)),
+        line(2, FP16=ran(right, other), FP32=ran(right, right)),
+    ]
+    shown = list(table(json.loads(json.dumps(lines))))
+    alone = [row.split(" | ")[5] for row in shown if row.startswith("| FP16, not wrong in FP32 |")]
+    assert alone == ["2" if is_wrong else "4"]
+    assert (f"| 1::: | {score:.3g} |" in shown) == is_wrong
+
+
 def test_a_second_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     assert read_lines(out) == []
