@@ -306,7 +306,8 @@ def cause_sentence(result: Record) -> str:
     """The cause, and the few layers that make nearly all of the error where there are such."""
     if result.error_share is None:
         return result.sentence
-    named = {name for cause in result.causes[:1] for name in cause.layers}
+    # Behind several causes "it" says of none.
+    named = set(result.causes[0].layers) if len(result.causes) == 1 else set()
     said = _share_sentence(result.error_share, is_named=named == set(result.error_share.layers))
     return f"{result.sentence} {said}".strip()
 

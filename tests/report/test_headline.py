@@ -412,3 +412,5 @@ def test_layers_named_by_the_cause_among_others_are_named_again() -> None:
     assert cause_sentence(found).endswith(" 95 % of the error is made by 1 layer: a.")
     both = replace(found, error_share=ErrorShare(("b", "a"), 0.95, 0.5))
     assert cause_sentence(both).endswith(" They make 95 % of the error.")
+    more = replace(both, causes=[cause, CauseFound(Cause.ROUNDING, ("c",), "Rounding in c.")])
+    assert cause_sentence(more).endswith(" 95 % of the error is made by 2 layers: b, a.")
