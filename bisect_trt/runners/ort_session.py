@@ -36,7 +36,7 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """The session option for the folder of external weights."""
 
 INEXACT = ("DoubleQDQPairsRemover",)
-"""Optimisations that change numbers by far more than FP32 rounding: two quantisations become one."""
+"""Optimisations that change numbers by more than rounding: one quantisation instead of two."""
 
 
 def opened(

@@ -10,19 +10,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import defs, helper
 
+from tests.fuzz.bounds import UNIT, bounds
 from tests.fuzz.operators import FLOATS, Array, array_of, evaluated
 
 Types = tuple[np.dtype[Any] | None, ...]
-
-UNIT = 2.0**-24
-"""Half the distance from one to the next FP32 number: the largest relative rounding error."""
 
 MOVING = frozenset(
     re.findall(
@@ -142,6 +140,7 @@ class Interpreter:
     model: onnx.ModelProto
     watch: Callable[[str, onnx.NodeProto, Result], Array | None] = lambda *_: None
     values: dict[str, Array] = field(default_factory=dict)
+    _quantised_nan: dict[str, Array] = field(default_factory=dict)
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the model by name."""
@@ -183,6 +182,12 @@ class Interpreter:
             found = [_of_body(a) for a in arrays]
         else:
             found = results_of(node, inputs, self._opset)
+        # What integer a NaN becomes is the kernel's matter: it is lost, and NaN where it is read.
+        if node.op_type == "QuantizeLinear" and inputs[0] is not None:
+            self._quantised_nan[node.output[0]] = np.isnan(inputs[0])
+        if node.op_type == "DequantizeLinear" and node.input[0] in self._quantised_nan:
+            is_nan = self._quantised_nan[node.input[0]]
+            found = [replace(r, values=np.where(is_nan, np.nan, r.values)) for r in found]
         return [(n, r) for n, r in zip(node.output, found, strict=False) if n]
 
     def _body(
@@ -293,7 +298,8 @@ def results_of(node: onnx.NodeProto, inputs: Sequence[Array | None], opset: int)
         kept = np.asarray(values).astype(np.float64) if is_float else np.asarray(values)
         bound = np.broadcast_to(error, kept.shape) if is_float else None
         # One NaN makes all of a recurrent layer NaN where it is emulated: its kernel hides them.
-        hidden = node.op_type in RECURRENT and any(
+        # An interpolation may multiply a neighbour by a weight of zero, or leave it out.
+        hidden = _spreads(node) and any(
             not np.isfinite(a).all() for a in wide if a is not None and a.dtype == np.float64
         )
         is_place = node.op_type == "MaxPool" and not is_float
@@ -301,6 +307,12 @@ def results_of(node: onnx.NodeProto, inputs: Sequence[Array | None], opset: int)
         is_composed = node.op_type not in EXACT | SUMS
         found.append(Result(kept, dtype, bound, is_open, is_composed, hidden))
     return found
+
+
+def _spreads(node: onnx.NodeProto) -> bool:
+    """Whether one place of an operand that is not finite may make another one NaN."""
+    is_linear = any(a.name == "mode" and a.s in (b"linear", b"cubic") for a in node.attribute)
+    return node.op_type in RECURRENT or (node.op_type == "Resize" and is_linear)
 
 
 def _output_types(node: onnx.NodeProto, inputs: Types, opset: int) -> list[np.dtype[Any]]:
@@ -402,7 +414,8 @@ def _errors(
         largest = max(float(np.abs(o[np.isfinite(o)]).max(initial=0.0)) for o in outputs)
         found = [e + 32 * UNIT * largest for e in found]
     least = SATURATING_ERROR if op in SATURATING else ABSOLUTE_ERROR
-    return [e + least for e in found]
+    own = bounds(node, inputs, outputs, opset)
+    return [np.maximum(e, b) + least for e, b in zip(found, own, strict=True)]
 
 
 def _terms(op: str, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> int:
