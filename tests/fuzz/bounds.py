@@ -50,12 +50,13 @@ def _log_softmax(
     """A logarithm of a sum near one is off by the sum's relative error, however small it is."""
     (x,), (y,) = inputs, outputs
     assert x is not None
-    axis = attributes.get("axis", -1)
-    below = np.abs(x - x.max(axis, keepdims=True))
-    count = x.shape[axis] if opset >= 13 else x.size
+    axis = attributes.get("axis", -1 if opset >= 13 else 1) % x.ndim
+    axes = (axis,) if opset >= 13 else tuple(range(axis, x.ndim))
+    below = np.abs(x - x.max(axes, keepdims=True))
+    count = int(np.prod([x.shape[a] for a in axes]))
     total = np.abs(below + y)  # the logarithm of the sum, by magnitude
-    likely = (np.exp(y) * np.where(np.isfinite(below), below, 0.0)).sum(axis, keepdims=True)
-    return [UNIT * (2 * below + np.abs(y) + KERNEL * (1 + np.abs(total)) + count + likely)]
+    likely = (np.exp(y) * np.where(np.isfinite(below), below, 0.0)).sum(axes, keepdims=True)
+    return [UNIT * (2 * below + np.abs(y) + KERNEL * (1 + total) + count + likely)]
 
 
 def _layer_norm(
@@ -94,10 +95,11 @@ def _attention(
     assert q is not None and k is not None and v is not None
     heads = attributes.get("q_num_heads", 1) if q.ndim == 3 else 1
     width = q.shape[-1] // heads
-    long = [float(np.linalg.norm(a.reshape(-1, width), axis=-1).max()) for a in (q, k)]
+    every = [k, *(a for a in inputs[4:5] if a is not None)]  # with those of before
+    lengths = [np.linalg.norm(a.reshape(-1, width), axis=-1).max() for a in (q, *every)]
     scale = attributes.get("scale") or width**-0.5
-    score = (width + 4) * scale * long[0] * long[1]
-    keys = k.shape[-2]
+    score = (width + 4) * scale * lengths[0] * max(lengths[1:])
+    keys = sum(a.shape[-2] for a in every)
     sizes = [np.abs(a) if slot in (2, 5) and a is not None else a for slot, a in enumerate(inputs)]
     mixed, *_ = evaluated(node, sizes, opset)
     return [UNIT * (2 * score + 2 * keys + 2 * KERNEL) * mixed]
@@ -123,11 +125,13 @@ def _recurrent(
     largest = max(float(np.abs(a).max(initial=0.0)) for a in (*outputs, *first))
     # A gate that is off moves the state, which the next step multiplies. A tanh may be two
     # sigmoids less one, so that it is off by roundings of one, however small it is.
-    state = KERNEL * UNIT * (1.0 if gates == size else 3.0 * max(1.0, largest))
+    kernels = {1: 1, 3: 3, 4: 5}[gates // size]
+    state = KERNEL * UNIT * (1.0 if kernels == 1 else kernels * max(1.0, largest))
     held = np.abs(again).sum(-1).max(0) * (state + (size + 1) * UNIT * largest)
     held += UNIT * 4 * np.abs(bias.reshape(ways, 2, gates)).sum(1).max(0)
     terms = (x.shape[2] + 4) * UNIT
-    found = [np.full(o.shape, state * (1 if gates == size else steps)) for o in outputs]
+    # Gates carry a state on, together with what it is off by.
+    found = [np.full(o.shape, state * (1 if kernels == 1 else steps)) for o in outputs]
     wide = np.concatenate([weight, np.tile(np.eye(gates), (ways, 1, 1))], axis=2)
     for step in range(steps):
         local = terms * np.abs(x[step]) @ np.abs(weight).max(0).T + held  # of (batch, gates)
