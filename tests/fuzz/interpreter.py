@@ -129,6 +129,10 @@ def to_type(values: Array, dtype: np.dtype[Any]) -> Array:
         return np.asarray(values).astype(np.float32).astype(dtype)
 
 
+def _unwatched(name: str, node: onnx.NodeProto, found: Result) -> None:
+    """Goes on with the interpreter's own value."""
+
+
 @dataclass
 class Interpreter:
     """Runs a typed model node by node.
@@ -138,7 +142,7 @@ class Interpreter:
     """
 
     model: onnx.ModelProto
-    watch: Callable[[str, onnx.NodeProto, Result], Array | None] = lambda *_: None
+    watch: Callable[[str, onnx.NodeProto, Result], Array | None] = _unwatched
     values: dict[str, Array] = field(default_factory=dict)
     _quantised_nan: dict[str, Array] = field(default_factory=dict)
 
@@ -152,8 +156,9 @@ class Interpreter:
                 given = np.asarray(feed[value.name])
                 assert given.dtype == kind, f"input {value.name} is declared as {kind}"
                 self.values[value.name] = given
+        is_watched = self.watch is not _unwatched
         for node in graph.node:
-            for name, found in self._results(node, self.values):
+            for name, found in self._results(node, self.values, is_bounded=is_watched):
                 chosen = self.watch(name, node, found)
                 self.values[name] = found.stored() if chosen is None else chosen
         outputs = {}
@@ -173,7 +178,7 @@ class Interpreter:
         return next(o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx"))
 
     def _results(
-        self, node: onnx.NodeProto, scope: Mapping[str, Array]
+        self, node: onnx.NodeProto, scope: Mapping[str, Array], *, is_bounded: bool = False
     ) -> list[tuple[str, Result]]:
         inputs = [scope[n] if n else None for n in node.input]
         if node.op_type in ("If", "Loop", "Scan"):
@@ -181,7 +186,7 @@ class Interpreter:
             # Roundings inside may fall to either side; none of them is watched.
             found = [_of_body(a) for a in arrays]
         else:
-            found = results_of(node, inputs, self._opset)
+            found = results_of(node, inputs, self._opset, is_bounded=is_bounded)
         # What integer a NaN becomes is the kernel's matter: it is lost, and NaN where it is read.
         if node.op_type == "QuantizeLinear" and inputs[0] is not None:
             self._quantised_nan[node.output[0]] = np.isnan(inputs[0])
@@ -281,13 +286,19 @@ def _of_body(array: Array) -> Result:
     return Result(wide, array.dtype, np.full(wide.shape, 8 * step * largest))
 
 
-def results_of(node: onnx.NodeProto, inputs: Sequence[Array | None], opset: int) -> list[Result]:
-    """The results of one node without bodies, of arrays in their declared types."""
+def results_of(
+    node: onnx.NodeProto, inputs: Sequence[Array | None], opset: int, *, is_bounded: bool
+) -> list[Result]:
+    """The results of one node without bodies, of arrays in their declared types.
+
+    Their errors are zero unless ``is_bounded``: finding them takes most of the time.
+    """
     types = _output_types(node, tuple(None if a is None else a.dtype for a in inputs), opset)
     wide = [a.astype(np.float64) if a is not None and a.dtype in FLOATS else a for a in inputs]
     with np.errstate(all="ignore"):
         outputs = evaluated(node, wide, opset)
-        errors = _errors(node, wide, outputs, opset)
+        none = [np.zeros(()) for _ in outputs]
+        errors = _errors(node, wide, outputs, opset) if is_bounded else none
     # Comparisons of a NaN are defined; what ranks or quantises it is not.
     lost = node.op_type in OPEN_FOR_NAN and any(
         bool(np.isnan(a).any()) for a in wide if a is not None and a.dtype == np.float64
