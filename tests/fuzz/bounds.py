@@ -96,7 +96,7 @@ def _attention(
     heads = attributes.get("q_num_heads", 1) if q.ndim == 3 else 1
     width = q.shape[-1] // heads
     every = [k, *(a for a in inputs[4:5] if a is not None)]  # with those of before
-    lengths = [np.linalg.norm(a.reshape(-1, width), axis=-1).max() for a in (q, *every)]
+    lengths = [_largest(np.linalg.norm(a.reshape(-1, width), axis=-1)) for a in (q, *every)]
     scale = attributes.get("scale") or width**-0.5
     score = (width + 4) * scale * lengths[0] * max(lengths[1:])
     keys = sum(a.shape[-2] for a in every)
@@ -121,8 +121,8 @@ def _recurrent(
     steps, batch, _ = x.shape
     ways, gates, size = again.shape
     bias = rest[0] if rest and rest[0] is not None else np.zeros((ways, 2 * gates))
-    first = [np.abs(a) for a in rest[2:4] if a is not None]
-    largest = max(float(np.abs(a).max(initial=0.0)) for a in (*outputs, *first))
+    first = [a for a in rest[2:4] if a is not None]
+    largest = max(map(_largest, (*outputs, *first)))
     # A gate that is off moves the state, which the next step multiplies. A tanh may be two
     # sigmoids less one, so that it is off by roundings of one, however small it is.
     kernels = {1: 1, 3: 3, 4: 5}[gates // size]
@@ -143,8 +143,15 @@ def _recurrent(
         for place, after in enumerate(evaluated(node, given, opset)):
             rows = after.reshape(*after.shape[:-2], batch, gates + 1, size)
             change = np.abs(rows[..., :gates, :] - rows[..., gates:, :]) / SHIFT
-            found[place] = found[place] + (change * local[:, :, None]).sum(-2)
+            # A step that is not finite moves nothing of those before it.
+            off = np.where(change == 0.0, 0.0, change * local[:, :, None])
+            found[place] = found[place] + off.sum(-2)
     return found
+
+
+def _largest(array: Array) -> float:
+    """The largest finite magnitude; 0 where there is none."""
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
 def _repeated(slot: int, array: Array | None, times: int) -> Array | None:
