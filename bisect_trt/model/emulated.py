@@ -35,17 +35,33 @@ _POOLS = frozenset({"MaxPool", "GlobalMaxPool"})
 _INDICES = frozenset({"ArgMax", "ArgMin"})
 """Operators that give the index of another element than the NaN."""
 
-SWALLOWING = _RECURRENT | _MAXIMA | _INDICES | {"Clip"}
-"""Operators that need a guard; Clip with one bound turns an infinity into the largest number."""
+SWALLOWING = _RECURRENT | _MAXIMA | _INDICES | {"Clip", "QuantizeLinear"}
+"""Operators that need a guard; Clip with one bound turns an infinity into the largest number.
+
+A quantisation makes an integer of NaN; the layer that reads that integer gives NaN again.
+"""
 
 LOST = int(np.iinfo(np.int64).min)
 """The index of a NaN in a guarded model; x86 gives the same integer for a cast of NaN."""
 
 
 def guarded(
-    node: onnx.NodeProto, floats: Collection[int], fresh: Callable[[str], str], opset: int
+    node: onnx.NodeProto,
+    floats: Collection[int],
+    fresh: Callable[[str], str],
+    opset: int,
+    quantised: dict[str, str],
 ) -> list[onnx.NodeProto]:
-    """``node`` with nodes that restore the NaN which its kernel swallows, if it swallows any."""
+    """``node`` with nodes that restore the NaN which its kernel swallows, if it swallows any.
+
+    ``quantised`` holds what each integer tensor was quantised from, and gets those of ``node``.
+    """
+    for name in node.output:  # of another branch, if it is there already
+        quantised.pop(name, None)
+    if is_standard(node) and node.op_type == "QuantizeLinear":
+        quantised[node.output[0]] = node.input[0]
+    if is_standard(node) and node.op_type == "DequantizeLinear" and node.input[0] in quantised:
+        return _dequantised(node, quantised[node.input[0]], fresh)
     if not is_standard(node) or 0 not in floats:
         return [node]
     if node.op_type in _RECURRENT:
@@ -181,6 +197,20 @@ def _index(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> lis
     ]
 
 
+def _dequantised(
+    node: onnx.NodeProto, source: str, fresh: Callable[[str], str]
+) -> list[onnx.NodeProto]:
+    """Gives NaN where ``source`` was NaN before it was quantised."""
+    name = node.output[0]
+    is_nan = fresh(f"{name}__nan")
+    node.output[0] = fresh(f"{name}__kernel")
+    return [
+        node,
+        helper.make_node("IsNaN", [source], [is_nan]),
+        helper.make_node("Where", [is_nan, source, node.output[0]], [name]),
+    ]
+
+
 def _clip(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
     """Makes a missing bound infinite, which the kernel takes for the largest number."""
     if opset < 11:  # bounds are attributes
@@ -250,6 +280,7 @@ class EmulationRewriter(Rewriter):
     ) -> None:
         super().__init__(graph, plan)
         self._rounded_inputs = rounded_inputs
+        self._quantised: dict[str, str] = {}
 
     def read(self, frame: Frame, name: str, precision: Precision) -> str:
         owner = frame.owner(name)
@@ -283,7 +314,8 @@ class EmulationRewriter(Rewriter):
             self.round(frame, raw[name], name, precision)
 
     def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
-        frame.graph.node.extend(guarded(node, role.float_in, self.fresh, self.source.opset))
+        made = guarded(node, role.float_in, self.fresh, self.source.opset, self._quantised)
+        frame.graph.node.extend(made)
 
     def round(self, frame: Frame, source: str, target: str, precision: Precision) -> None:
         """Appends the nodes that round ``source`` to ``precision`` as ``target``."""

@@ -87,6 +87,7 @@ class _Writer:
         self._only_readers = self._find_only_readers()
         casts = (n for n in self._source.node if n.op_type == "Cast" and is_standard(n))
         self._cast = {name for node in casts for name in node.output}
+        self._quantised: dict[str, str] = {}
 
     def write(self) -> Switched:
         graph, source = self._graph, self._source
@@ -141,7 +142,9 @@ class _Writer:
     def _append(self, index: int, new: onnx.NodeProto, source: onnx.NodeProto) -> None:
         """Appends ``new``, the rewritten ``source``."""
         floats = self._original.role(index, self._low).float_in
-        self._graph.node.extend(guarded(new, floats, self._rounder.fresh, self._original.opset))
+        self._graph.node.extend(
+            guarded(new, floats, self._rounder.fresh, self._original.opset, self._quantised)
+        )
         # ONNX Runtime removes the second of two Casts that undo each other, at every optimisation
         # level, although bodies read its result. An Identity between keeps the result.
         undoes = source.op_type == "Cast" and is_standard(source) and source.input[0] in self._cast

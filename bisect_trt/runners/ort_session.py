@@ -35,6 +35,9 @@ RoundedConstants = Callable[[str, Precision], ort.OrtValue]
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """The session option for the folder of external weights."""
 
+INEXACT = ("DoubleQDQPairsRemover",)
+"""Optimisations that change numbers by more than rounding: one quantisation instead of two."""
+
 
 def opened(
     model: onnx.ModelProto | Callable[[], onnx.ModelProto],
@@ -72,7 +75,7 @@ def opened(
             options,
             providers=device.providers,
             enable_fallback=0,
-            disabled_optimizers=list(without),
+            disabled_optimizers=[*INEXACT, *without],
         )
     check_provider(session, device.provider)
     attach(session, values)

@@ -10,19 +10,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import defs, helper
 
+from tests.fuzz.bounds import UNIT, bounds
 from tests.fuzz.operators import FLOATS, Array, array_of, evaluated
 
 Types = tuple[np.dtype[Any] | None, ...]
-
-UNIT = 2.0**-24
-"""Half the distance from one to the next FP32 number: the largest relative rounding error."""
 
 MOVING = frozenset(
     re.findall(
@@ -131,6 +129,10 @@ def to_type(values: Array, dtype: np.dtype[Any]) -> Array:
         return np.asarray(values).astype(np.float32).astype(dtype)
 
 
+def _unwatched(name: str, node: onnx.NodeProto, found: Result) -> None:
+    """Goes on with the interpreter's own value."""
+
+
 @dataclass
 class Interpreter:
     """Runs a typed model node by node.
@@ -140,8 +142,9 @@ class Interpreter:
     """
 
     model: onnx.ModelProto
-    watch: Callable[[str, onnx.NodeProto, Result], Array | None] = lambda *_: None
+    watch: Callable[[str, onnx.NodeProto, Result], Array | None] = _unwatched
     values: dict[str, Array] = field(default_factory=dict)
+    _quantised_nan: dict[str, Array] = field(default_factory=dict)
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the model by name."""
@@ -153,8 +156,9 @@ class Interpreter:
                 given = np.asarray(feed[value.name])
                 assert given.dtype == kind, f"input {value.name} is declared as {kind}"
                 self.values[value.name] = given
+        is_watched = self.watch is not _unwatched
         for node in graph.node:
-            for name, found in self._results(node, self.values):
+            for name, found in self._results(node, self.values, is_bounded=is_watched):
                 chosen = self.watch(name, node, found)
                 self.values[name] = found.stored() if chosen is None else chosen
         outputs = {}
@@ -174,7 +178,7 @@ class Interpreter:
         return next(o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx"))
 
     def _results(
-        self, node: onnx.NodeProto, scope: Mapping[str, Array]
+        self, node: onnx.NodeProto, scope: Mapping[str, Array], *, is_bounded: bool = False
     ) -> list[tuple[str, Result]]:
         inputs = [scope[n] if n else None for n in node.input]
         if node.op_type in ("If", "Loop", "Scan"):
@@ -182,7 +186,13 @@ class Interpreter:
             # Roundings inside may fall to either side; none of them is watched.
             found = [_of_body(a) for a in arrays]
         else:
-            found = results_of(node, inputs, self._opset)
+            found = results_of(node, inputs, self._opset, is_bounded=is_bounded)
+        # What integer a NaN becomes is the kernel's matter: it is lost, and NaN where it is read.
+        if node.op_type == "QuantizeLinear" and inputs[0] is not None:
+            self._quantised_nan[node.output[0]] = np.isnan(inputs[0])
+        if node.op_type == "DequantizeLinear" and node.input[0] in self._quantised_nan:
+            is_nan = self._quantised_nan[node.input[0]]
+            found = [replace(r, values=np.where(is_nan, np.nan, r.values)) for r in found]
         return [(n, r) for n, r in zip(node.output, found, strict=False) if n]
 
     def _body(
@@ -276,13 +286,19 @@ def _of_body(array: Array) -> Result:
     return Result(wide, array.dtype, np.full(wide.shape, 8 * step * largest))
 
 
-def results_of(node: onnx.NodeProto, inputs: Sequence[Array | None], opset: int) -> list[Result]:
-    """The results of one node without bodies, of arrays in their declared types."""
+def results_of(
+    node: onnx.NodeProto, inputs: Sequence[Array | None], opset: int, *, is_bounded: bool
+) -> list[Result]:
+    """The results of one node without bodies, of arrays in their declared types.
+
+    Their errors are zero unless ``is_bounded``: finding them takes most of the time.
+    """
     types = _output_types(node, tuple(None if a is None else a.dtype for a in inputs), opset)
     wide = [a.astype(np.float64) if a is not None and a.dtype in FLOATS else a for a in inputs]
     with np.errstate(all="ignore"):
         outputs = evaluated(node, wide, opset)
-        errors = _errors(node, wide, outputs, opset)
+        none = [np.zeros(()) for _ in outputs]
+        errors = _errors(node, wide, outputs, opset) if is_bounded else none
     # Comparisons of a NaN are defined; what ranks or quantises it is not.
     lost = node.op_type in OPEN_FOR_NAN and any(
         bool(np.isnan(a).any()) for a in wide if a is not None and a.dtype == np.float64
@@ -293,7 +309,8 @@ def results_of(node: onnx.NodeProto, inputs: Sequence[Array | None], opset: int)
         kept = np.asarray(values).astype(np.float64) if is_float else np.asarray(values)
         bound = np.broadcast_to(error, kept.shape) if is_float else None
         # One NaN makes all of a recurrent layer NaN where it is emulated: its kernel hides them.
-        hidden = node.op_type in RECURRENT and any(
+        # An interpolation may multiply a neighbour by a weight of zero, or leave it out.
+        hidden = _spreads(node) and any(
             not np.isfinite(a).all() for a in wide if a is not None and a.dtype == np.float64
         )
         is_place = node.op_type == "MaxPool" and not is_float
@@ -301,6 +318,12 @@ def results_of(node: onnx.NodeProto, inputs: Sequence[Array | None], opset: int)
         is_composed = node.op_type not in EXACT | SUMS
         found.append(Result(kept, dtype, bound, is_open, is_composed, hidden))
     return found
+
+
+def _spreads(node: onnx.NodeProto) -> bool:
+    """Whether one place of an operand that is not finite may make another one NaN."""
+    is_linear = any(a.name == "mode" and a.s in (b"linear", b"cubic") for a in node.attribute)
+    return node.op_type in RECURRENT or (node.op_type == "Resize" and is_linear)
 
 
 def _output_types(node: onnx.NodeProto, inputs: Types, opset: int) -> list[np.dtype[Any]]:
@@ -402,7 +425,8 @@ def _errors(
         largest = max(float(np.abs(o[np.isfinite(o)]).max(initial=0.0)) for o in outputs)
         found = [e + 32 * UNIT * largest for e in found]
     least = SATURATING_ERROR if op in SATURATING else ABSOLUTE_ERROR
-    return [e + least for e in found]
+    own = bounds(node, inputs, outputs, opset)
+    return [np.maximum(e, b) + least for e, b in zip(found, own, strict=True)]
 
 
 def _terms(op: str, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> int:

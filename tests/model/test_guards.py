@@ -298,3 +298,34 @@ def test_a_pool_of_minus_infinities_gives_one() -> None:
     assert np.isfinite(run_model(model, {"x": x})[0]).all(), "the kernel hides it"
     found = run_model(to_emulated(model, FP32), {"x": x})[0].reshape(2)
     assert found[0] == x[0, 0].max() and found[1] == -np.inf
+
+
+def quantised(kind: type[np.generic], opset: int) -> onnx.ModelProto:
+    """A quantisation to ``kind`` and back; an overflow makes some of what it reads NaN in FP16."""
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : {opset}]>
+        g (float[8] x) => (float[8] y)
+        <float big = {{6e4}}, float three = {{0.75}}, float small = {{1e-4}}, float step = {{0.04}},
+        {kind.__name__} zero = {{0}}> {{
+            far = Mul(x, big) part = Mul(far, three) near = Sub(far, part) z = Mul(near, small)
+            q = QuantizeLinear(z, step, zero)
+            y = DequantizeLinear(q, step, zero)
+        }}""")
+
+
+@pytest.mark.parametrize("opset", [10, 13, 21])
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+def test_a_quantised_nan_is_one_again(kind: type[np.generic], opset: int) -> None:
+    """ONNX Runtime gives the lowest integer, which is near zero for uint8, and others zero."""
+    model = quantised(kind, opset)
+    x = np.float32([0.1, 0.5, 1.0, 1.6, 0.0, 0.3, 0.7, 5.0])
+    expected = np.where(x * np.float32(4.5e4) > 65504, np.nan, run_model(model, {"x": x})[0])
+    assert np.isnan(expected).any() and np.isfinite(run_model(model, {"x": x})[0]).all()
+    np.testing.assert_array_equal(
+        run_model(to_emulated(model, FP32), {"x": x}), run_model(model, {"x": x})
+    )
+    found = run_model(to_emulated(model, FP16), {"x": x})[0]
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    runner = EmulatedRunner(model)
+    outputs = next(iter(runner.outputs(FP16, [Sample("x", {"x": x})])))["y"]
+    np.testing.assert_array_equal(np.isnan(outputs), np.isnan(expected))
