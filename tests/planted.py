@@ -86,6 +86,9 @@ class PlantedRunner:
             wrong = with_wrong_kernel(self._graph.proto, self.error)
             yield Repeated(outputs_of(wrong, sample.arrays, "planted"), RUNS)
 
+    def takes(self, sample: Sample) -> bool:
+        return True
+
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
 

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from benchmarks.common import DETECTOR, MODELS, table
-from bisect_trt.base.errors import RunnerUnavailableError
+from bisect_trt.base.errors import BisectError, one_line
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
@@ -47,8 +47,8 @@ def rows() -> Iterator[tuple[str, ...]]:
                         found = next(iter(runner.outputs(PrecisionPlan(precision), samples)))
                         apart = max(np.abs(found[n] - a).max() for n, a in exact.items())
                         errors.append(f"{apart:.3g}")
-            except RunnerUnavailableError as error:
-                errors = [str(error)]
+            except BisectError as error:
+                errors = [one_line(error)]
             yield name, kind.name, os.environ.get(VARIABLE, "not set"), *errors
 
 

@@ -44,7 +44,6 @@ from bisect_trt.reduction.oracle import (
     Trials,
 )
 from bisect_trt.runners.base import Restartable
-from bisect_trt.runners.ort_engine import OrtEngineRunner
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 from bisect_trt.runners.tensorrt.records import AS_USUAL, RTX, EngineOptions, installed_module
 from bisect_trt.runners.tensorrt.runner import BuildOnlyRunner, TensorRTRunner
@@ -54,7 +53,7 @@ from bisect_trt.settings import Settings
 from bisect_trt.steps.answer import RunState
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.memory_need import check_need, need_of
-from bisect_trt.steps.open_runners import BY_ONNXRUNTIME
+from bisect_trt.steps.open_runners import BY_ONNXRUNTIME, open_session
 
 
 @dataclass(frozen=True)
@@ -353,14 +352,13 @@ def engine_trials(
             "runner, or give a --check of your own"
         )
     if settings.runner in BY_ONNXRUNTIME:
-
-        def open_session(graph: Graph, samples: Sequence[Sample]) -> OrtEngineRunner:
-            runner = BY_ONNXRUNTIME[settings.runner]
-            return runner(graph, samples, timeout_s=settings.evaluation_timeout)
-
-        return EngineTrials(
-            open_session, precision, precision, budget, settings.workers, settings.threads or 0
-        )
+        if settings.typing == "weak" or settings.trt_module is not None:
+            raise BadInputError(
+                f"--runner {settings.runner} takes no --typing weak, no --trt-module; leave it out"
+            )
+        opened = partial(open_session, settings)
+        threads = settings.threads or 0
+        return EngineTrials(opened, precision, precision, budget, settings.workers, threads)
     open_runner = fresh_engines(settings)
     try:
         open_runner(graph, samples).close()

@@ -11,6 +11,9 @@ from functools import cache
 
 import onnxruntime as ort
 
+TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
+"""The environment variable that decides over TF32 in CUDA's libraries."""
+
 CPU_PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
@@ -81,8 +84,8 @@ def load_cuda_libraries() -> None:
 def tf32_override() -> dict[str, str]:
     """The environment variable that decides over TF32 in CUDA's libraries, where it is set."""
     # It is part of a runner's versions, because answers depend on it.
-    value = os.environ.get("NVIDIA_TF32_OVERRIDE")
-    return {} if value is None else {"NVIDIA_TF32_OVERRIDE": value}
+    value = os.environ.get(TF32_OVERRIDE)
+    return {} if value is None else {TF32_OVERRIDE: value}
 
 
 def visible_gpus() -> list[str]:

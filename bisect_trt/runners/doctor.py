@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 from bisect_trt.base.errors import BisectError, one_line
 from bisect_trt.runners import ort_rtx
-from bisect_trt.runners.device import gpu_facts, visible_gpus, why_no_provider
+from bisect_trt.runners.device import TF32_OVERRIDE, gpu_facts, visible_gpus, why_no_provider
 from bisect_trt.runners.device_check import why_not_on_cuda
 from bisect_trt.runners.process import IsolatedWorker
 from bisect_trt.runners.tensorrt.runner import ENGINE_WORKER
@@ -52,10 +52,11 @@ def examine() -> list[Check]:
         Check("runner onnxruntime-cuda", missing is None, missing or "the CUDA provider is there"),
         _ort_rtx(),
     ]
-    override = os.environ.get("NVIDIA_TF32_OVERRIDE")
+    override = os.environ.get(TF32_OVERRIDE)
     if override is not None:
         changes = "it decides over TF32 in CUDA's libraries; set it in production too, or unset it"
-        checks.append(Check("NVIDIA_TF32_OVERRIDE", False, f"set to {override!r}: {changes}"))
+        detail = f"set to {override!r}: {changes}"
+        checks.append(Check(TF32_OVERRIDE, None if override == "0" else False, detail))
     return checks
 
 

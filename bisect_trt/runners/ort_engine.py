@@ -32,7 +32,6 @@ from bisect_trt.runners.base import UNSUPPORTED
 from bisect_trt.runners.device import CPU_PROVIDER, gpu_versions, tf32_override, visible_gpus
 from bisect_trt.runners.ort_session import WEIGHTS_FOLDER, session_options
 from bisect_trt.runners.process import IsolatedWorker, WorkerPool
-from bisect_trt.runners.tensorrt.profile import profile_of
 
 
 class OrtEngineRunner:
@@ -48,14 +47,7 @@ class OrtEngineRunner:
     worker: str
     """The child's class."""
 
-    def __init__(
-        self,
-        model: onnx.ModelProto | Graph,
-        samples: Sequence[Sample],
-        *,
-        profiles: Sequence[str] = (),
-        timeout_s: float | None = None,
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto | Graph, *, timeout_s: float | None = None) -> None:
         reason = self.why_not()
         if reason is not None:
             raise RunnerUnavailableError(reason)
@@ -68,13 +60,12 @@ class OrtEngineRunner:
         }
         self._graph = as_graph(model)
         self._layers = {layer.name for layer in self._graph.layers}
-        self._profile = profile_of(self._graph.proto, samples, profiles)
         self.timeout_s = timeout_s
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
-        self._workers = {
-            tf32: WorkerPool([IsolatedWorker(self.worker, {}, environment)])
-            for tf32, environment in self.environments().items()
-        }
+        strict, tf32 = self.environments()
+        first = WorkerPool([IsolatedWorker(self.worker, {}, strict)])
+        other = WorkerPool([IsolatedWorker(self.worker, {}, tf32)]) if tf32 != strict else first
+        self._workers = {False: first, True: other}
 
     @staticmethod
     def why_not() -> str | None:
@@ -87,9 +78,9 @@ class OrtEngineRunner:
         return {}
 
     @staticmethod
-    def environments() -> Mapping[bool, Mapping[str, str]]:
-        """The environment of the child that may compute in TF32, and of the one that may not."""
-        return {False: {}, True: {}}
+    def environments() -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """The environments of the children: of strict FP32, and of one that may use TF32."""
+        return {}, {}
 
     def takes(self, sample: Sample) -> bool:
         """Whether the execution provider takes the shapes of ``sample``."""
@@ -121,14 +112,14 @@ class OrtEngineRunner:
             precision = plan.base.value.upper()
             raise RunnerFailedError(
                 f"ONNX Runtime's {self.provider} has no {precision} kernel for "
-                f"{some_of(reduced, 4)}: it ran on the CPU provider, where {precision} means "
+                f"{some_of(reduced, 4)}: they ran on the CPU provider, where {precision} means "
                 "nothing",
                 Verdict.UNSURE,
             )
         if fallen_back:
             message = (
                 f"{some_of(sorted(fallen_back), 4)} ran on the CPU: ONNX Runtime's "
-                f"{self.provider} does not take it"
+                f"{self.provider} does not take them"
             )
             finding = Finding("on-cpu", min(fallen_back), message)
             self._facts[plan] = {"findings": [vars(finding)]}

@@ -6,19 +6,24 @@ The plugin brings its own TensorRT for RTX. Version 0.4.0 has TensorRT for RTX 1
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
+import onnx
 import onnxruntime as ort
 
 from bisect_trt.base.errors import RunnerUnavailableError, one_line
 from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.runners.device import TF32_OVERRIDE
 from bisect_trt.runners.ort_engine import OrtEngineRunner, OrtEngineWorker
-from bisect_trt.runners.tensorrt.profile import takes
+from bisect_trt.runners.tensorrt.profile import profile_of, takes
 
 PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx-cu13"
+STRICT = {TF32_OVERRIDE: "0"}
+"""The environment in which its FP32 is no TF32."""
 _MODULE = "onnxruntime_ep_nv_tensorrt_rtx"
 
 
@@ -39,15 +44,30 @@ class OrtRtxRunner(OrtEngineRunner):
             return None
         return f"{PACKAGE} is not installed: pip install {PACKAGE} (the extra [ort-rtx])"
 
-    @staticmethod
-    def provider_versions() -> Mapping[str, str]:
-        return {PACKAGE: metadata.version(PACKAGE)}
+    def __init__(
+        self,
+        model: onnx.ModelProto | Graph,
+        samples: Sequence[Sample],
+        *,
+        profiles: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(model, timeout_s=timeout_s)
+        self._profile = profile_of(self._graph.proto, samples, profiles)
 
     @staticmethod
-    def environments() -> Mapping[bool, Mapping[str, str]]:
+    def provider_versions() -> Mapping[str, str]:
+        try:
+            version = metadata.version(PACKAGE)
+        except metadata.PackageNotFoundError:  # a build of one's own
+            version = "unknown"
+        return {PACKAGE: version, **STRICT}
+
+    @staticmethod
+    def environments() -> tuple[Mapping[str, str], Mapping[str, str]]:
         # The plugin has no option for TF32. TensorRT for RTX 1.6.1 heeds this variable (measured:
         # benchmarks/results/strict-fp32.md); it is read once in a process.
-        return {False: {"NVIDIA_TF32_OVERRIDE": "0"}, True: {}}
+        return STRICT, {}
 
     def takes(self, sample: Sample) -> bool:
         return takes(self._profile, sample)

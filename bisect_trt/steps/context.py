@@ -453,8 +453,8 @@ def _opened(
         # References of given inputs stay with the CPU, whose FP32 is the definition.
         references.use_for_copied(context.on_gpu)
     context.note(*of_scales)
-    if engine is None and (words := idle_options(settings)):
-        context.note(Finding("no-engine", "", words))
+    if words := idle_options(settings, engine):
+        context.note(Finding("no-engine" if engine is None else "idle-option", "", words))
     if cache.note:
         context.note(Finding("cache", CACHE, cache.note))
     if pool is not None and len(pool) < settings.workers:

@@ -97,7 +97,7 @@ def diagnose_reduced(
         guilty = _guilty(suspected[:MAX_EVALUATED], alone)
         evaluated = MAX_EVALUATED if len(suspected) > MAX_EVALUATED else 0
     if found:
-        return Diagnosis.of([*found, *_beside(found, ends, guilty, where)])
+        return Diagnosis.of(_with_more(found, ends, guilty, where))
     if guilty:
         return Diagnosis.of(_missing_alone(ends, guilty, where if alone is None else ""))
     return _spread(name, base, sensitivity, layers, evaluated, where)
@@ -115,16 +115,21 @@ def _guilty(suspected: Sequence[str], alone: Callable[[str], Evaluation]) -> dic
     return guilty
 
 
-def _beside(
+def _with_more(
     found: Sequence[CauseFound], ends: _Ends, guilty: Mapping[str, float], on: str
 ) -> list[CauseFound]:
-    """Other causes than ``found``, of layers that miss the requirement alone."""
+    """``found``, and why other layers miss the requirement alone."""
     names = {cause.name for cause in found}
     named = frozenset(ends.over) if Cause.OVERFLOW in names else frozenset()
     if Cause.UNDERFLOW in names:
         named |= ends.under_and_readers()
     others = {n: score for n, score in guilty.items() if n not in named}
-    return [cause for cause in _missing_alone(ends, others, on) if cause.name not in names]
+    more = {cause.name: cause for cause in _missing_alone(ends, others, on)}
+    joined = [
+        ends.cause(one.name, [*one.layers, *more.pop(one.name).layers]) if one.name in more else one
+        for one in found
+    ]
+    return [*joined, *more.values()]
 
 
 def _missing_alone(ends: _Ends, guilty: Mapping[str, float], on: str) -> list[CauseFound]:

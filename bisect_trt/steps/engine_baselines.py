@@ -22,6 +22,7 @@ from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import times
 from bisect_trt.runners.base import UNSUPPORTED
+from bisect_trt.runners.device import TF32_OVERRIDE
 from bisect_trt.search import find_pins
 from bisect_trt.steps.baselines import Baselines
 from bisect_trt.steps.context import Context
@@ -36,7 +37,7 @@ from bisect_trt.steps.engine_diagnosis import (
     what_fp32_is,
 )
 from bisect_trt.steps.engine_layer_errors import EngineTable, trace_engine
-from bisect_trt.steps.open_runners import baseline_plans
+from bisect_trt.steps.open_runners import EngineRunner, baseline_plans
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.validation import validate_next
 from bisect_trt.steps.validation_inputs import missed_on
@@ -85,7 +86,7 @@ def measure_engine(
     strict, allowed, reduced = baseline_plans(problem)
     fp32 = engine.evaluate(strict)
     identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
-    context.note(*_tf32_findings(identity, fp32, emulated))
+    context.note(*_tf32_findings(identity, fp32, emulated, context.opened))
     tf32, base = engine.evaluate(allowed), engine.evaluate(reduced)
     # Marked engines are built before others take the plain one's place.
     table = _table(problem, context, engine, emulated) if base.worst else None
@@ -150,7 +151,12 @@ def _validated(
     return refused is not None, validation
 
 
-def _tf32_findings(identity: Fp32, fp32: Evaluation, emulated: Baselines) -> list[Finding]:
+def _tf32_findings(
+    identity: Fp32, fp32: Evaluation, emulated: Baselines, engine: EngineRunner | None
+) -> list[Finding]:
+    if identity is Fp32.STRICT and engine is not None and TF32_OVERRIDE in engine.versions:
+        message = f"the engine ran with {TF32_OVERRIDE}=0, which turns TF32 off; so must production"
+        return [Finding("tf32", "", message, weighty=True)]
     if identity is not Fp32.TF32:
         return []
     message = (

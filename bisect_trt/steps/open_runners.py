@@ -15,6 +15,8 @@ from bisect_trt.base.display import counted
 from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.base.limits import thread_count
 from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
 from bisect_trt.runners.device import CPU, Device, cuda_device, gpu_facts, visible_gpus
 from bisect_trt.runners.device_check import why_not_on_cuda
 from bisect_trt.runners.emulator import EmulatedRunner
@@ -210,10 +212,21 @@ def baseline_plans(problem: Problem) -> tuple[PrecisionPlan, ...]:
 
 EngineRunner = TensorRTRunner | OrtEngineRunner
 
-BY_ONNXRUNTIME: Mapping[str, type[OrtEngineRunner]] = {
-    runner.name: runner for runner in (OrtCudaRunner, OrtRtxRunner)
-}
-"""The runners that open sessions of ONNX Runtime on a GPU, by their names."""
+BY_ONNXRUNTIME = (OrtCudaRunner.name, OrtRtxRunner.name)
+"""The runners that open sessions of ONNX Runtime on a GPU."""
+
+
+def open_session(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> OrtEngineRunner:
+    """The runner of :data:`BY_ONNXRUNTIME` that the settings name.
+
+    Raises:
+        BadInputError: a sample is outside of ``--profile``, or has other axes than the first.
+        RunnerUnavailableError: its execution provider is not installed.
+    """
+    timeout_s = settings.evaluation_timeout
+    if settings.runner == OrtCudaRunner.name:
+        return OrtCudaRunner(graph, timeout_s=timeout_s)
+    return OrtRtxRunner(graph, samples, profiles=settings.profile, timeout_s=timeout_s)
 
 
 def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
@@ -224,13 +237,9 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
         MachineError: the GPU has no memory left for it.
     """
     settings = problem.settings
+    samples = (*problem.samples, *problem.holdout)
     if settings.runner in BY_ONNXRUNTIME:
-        return BY_ONNXRUNTIME[settings.runner](
-            problem.graph,
-            (*problem.samples, *problem.holdout),
-            profiles=settings.profile,
-            timeout_s=settings.evaluation_timeout,
-        )
+        return open_session(settings, problem.graph, samples)
     if settings.runner == "emulated":
         return None
     if settings.runner == "auto" and not _engine_likely(settings.trt_module):
@@ -238,7 +247,7 @@ def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
     try:
         return TensorRTRunner(
             problem.graph,
-            (*problem.samples, *problem.holdout),
+            samples,
             settings.trt_module,
             profiles=settings.profile,
             caches=caches,
@@ -301,15 +310,20 @@ def _engine_pool(settings: Settings, target: str, arguments: Mapping[str, Any]) 
     return WorkerPool([IsolatedWorker(target, arguments, one) for one in environments])
 
 
-def idle_options(settings: Settings) -> str:
-    """A sentence on options that say how engines are built, for a run without an engine."""
+def idle_options(settings: Settings, engine: object = None) -> str:
+    """A sentence on options that change nothing without an engine, or with that of ONNX Runtime."""
+    if isinstance(engine, TensorRTRunner):
+        return ""
+    without, has_profile = engine is None, isinstance(engine, OrtRtxRunner)
+    why = "no engine judges here" if without else f"--runner {settings.runner}"
     given = {
-        "--certify engine": settings.certify == "engine",
-        "--max-builds": settings.max_builds is not None,
+        "--certify engine": without and settings.certify == "engine",
+        "--max-builds": without and settings.max_builds is not None,
         "--typing weak": settings.typing == "weak",
         "--trt-module": settings.trt_module is not None,
-        "--profile": len(settings.profile) > 0,
+        "--profile": not has_profile and len(settings.profile) > 0,
+        "--time-shape": len(settings.time_shape) > 0,
     }
     idle = [name for name, is_given in given.items() if is_given]
     change = "changes" if len(idle) == 1 else "change"
-    return f"no engine judges here: {' and '.join(idle)} {change} nothing" if idle else ""
+    return f"{why}: {' and '.join(idle)} {change} nothing" if idle else ""

@@ -12,22 +12,25 @@ from bisect_trt.base.errors import RunnerUnavailableError
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.ort_cuda import OrtCudaRunner
 from bisect_trt.runners.ort_engine import OrtEngineRunner
-from bisect_trt.steps.open_runners import BY_ONNXRUNTIME
+from bisect_trt.runners.ort_rtx import OrtRtxRunner
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import residual, tf32_victim
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
-runners = pytest.mark.parametrize("kind", BY_ONNXRUNTIME.values(), ids=list(BY_ONNXRUNTIME))
+KINDS = (OrtCudaRunner, OrtRtxRunner)
+runners = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 def opened(kind: type[OrtEngineRunner], fixture: Fixture) -> OrtEngineRunner:
     if (reason := kind.why_not()) is not None:
         pytest.skip(reason)
     sample = Sample("s", fixture.inputs)
-    made = kind(fixture.model, [sample])
+    cuda = kind is OrtCudaRunner
+    made = OrtCudaRunner(fixture.model) if cuda else OrtRtxRunner(fixture.model, [sample])
     try:
         next(made.outputs(PrecisionPlan("fp32"), [sample]))
     except RunnerUnavailableError as error:

@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.errors import BadInputError, RunnerFailedError
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.runners import ort_cuda, ort_engine
+from bisect_trt.runners import ort_cuda, ort_engine, ort_rtx
 from bisect_trt.runners.base import UNSUPPORTED
-from bisect_trt.runners.ort_cuda import OrtCudaWorker
+from bisect_trt.runners.ort_cuda import OrtCudaRunner, OrtCudaWorker
 from bisect_trt.runners.ort_engine import OrtEngineRunner
+from bisect_trt.runners.ort_rtx import OrtRtxRunner
 from bisect_trt.runners.process import failure_of, must_end
-from bisect_trt.steps.open_runners import BY_ONNXRUNTIME
 from fixtures.encoders import encoder_decomposed
 
 ILLEGAL = "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; expr=cudaStream"
+KINDS = (OrtCudaRunner, OrtRtxRunner)
 ARENA = "bfc_arena.cc:376 Failed to allocate memory for requested buffer of size 4194304"
 
 
@@ -40,6 +41,8 @@ ARENA = "bfc_arena.cc:376 Failed to allocate memory for requested buffer of size
 def test_a_gpu_that_gave_out_is_no_fault_of_the_plan(
     where: str, said: str, lost: bool, machine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    repeats_on_cpu = True
+
     class Session:
         def __init__(self, *_: object, **__: object) -> None:
             if where == "load":
@@ -52,9 +55,11 @@ def test_a_gpu_that_gave_out_is_no_fault_of_the_plan(
             return []
 
         def disable_fallback(self) -> None:
-            pass
+            nonlocal repeats_on_cpu
+            repeats_on_cpu = False
 
         def run(self, *_: object) -> None:
+            assert not repeats_on_cpu, "the outputs would be the CPU's"
             raise RuntimeError(said)
 
     monkeypatch.setattr(ort_cuda, "load_cuda_libraries", lambda: None)
@@ -75,10 +80,13 @@ def opened(kind: type[OrtEngineRunner], monkeypatch: pytest.MonkeyPatch) -> OrtE
     outputs = {"logits": np.zeros(3, np.float32)}
     answer = [outputs], ["/head/Pow", "shape"]
     monkeypatch.setattr(ort_engine.WorkerPool, "call", lambda *_, **__: answer)
-    return kind(encoder_decomposed().model, [Sample("s", encoder_decomposed().inputs)])
+    fixture = encoder_decomposed()
+    if kind is OrtCudaRunner:
+        return OrtCudaRunner(fixture.model)
+    return OrtRtxRunner(fixture.model, [Sample("s", fixture.inputs)])
 
 
-@pytest.mark.parametrize("kind", BY_ONNXRUNTIME.values(), ids=list(BY_ONNXRUNTIME))
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_reduced_layers_without_a_kernel_on_the_gpu_make_the_result_unsure(
     kind: type[OrtEngineRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +99,7 @@ def test_reduced_layers_without_a_kernel_on_the_gpu_make_the_result_unsure(
     assert runner.facts(reduced)[UNSUPPORTED] == ["/head/Pow"]
 
 
-@pytest.mark.parametrize("kind", BY_ONNXRUNTIME.values(), ids=list(BY_ONNXRUNTIME))
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize(
     "plan", [PrecisionPlan(Precision.FP16, ["/head/Pow"]), PrecisionPlan(Precision.TF32)], ids=str
 )
@@ -103,3 +111,34 @@ def test_a_layer_that_ran_on_the_cpu_is_named(
     (finding,) = runner.facts(plan)["findings"]
     assert (finding["kind"], finding["where"]) == ("on-cpu", "/head/Pow")
     assert finding["message"].startswith("/head/Pow ran on the CPU: ONNX Runtime's")
+
+
+def test_tf32_is_an_option_of_one_and_a_variable_of_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda, rtx = (opened(kind, monkeypatch) for kind in KINDS)
+    assert [cuda.options(tf32) for tf32 in (False, True)] == [{"use_tf32": "0"}, {"use_tf32": "1"}]
+    assert cuda.environments() == ({}, {})
+    assert rtx.environments() == ({"NVIDIA_TF32_OVERRIDE": "0"}, {})
+    assert rtx.options(False) == rtx.options(True)
+
+
+def test_the_plugin_gets_the_shapes_of_all_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OrtRtxRunner, "why_not", staticmethod(lambda: None))
+    fixture = encoder_decomposed()
+    (name, array), *_ = fixture.inputs.items()
+    samples = [Sample("one", {name: array}), Sample("two", {name: np.concatenate([array] * 2)})]
+    assert array.shape == (1, 12, 32)
+    runner = OrtRtxRunner(fixture.model, samples)
+    assert runner.options(tf32=False) == {
+        "nv_profile_min_shapes": f"{name}:1x12x32",
+        "nv_profile_opt_shapes": f"{name}:1x12x32",
+        "nv_profile_max_shapes": f"{name}:2x12x32",
+    }
+    assert runner.versions[ort_rtx.PACKAGE] == "unknown" or OrtRtxRunner.why_not() is None
+    assert runner.takes(samples[1]) and not runner.takes(
+        Sample("three", {name: np.concatenate([array] * 3)})
+    )
+    flat = Sample("flat", {name: array[0]})
+    with pytest.raises(BadInputError, match="flat: input 'tokens' has 2 axes and in one 3"):
+        OrtRtxRunner(fixture.model, [samples[0], flat])

@@ -53,6 +53,9 @@ class Picky(Engine):
             raise RunnerFailedError(f"cannot parse {told}", Verdict.BUILD_FAILED)
         return super().outputs(plan, samples)
 
+    def takes(self, sample: Sample) -> bool:
+        return True
+
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return self._facts.get(plan, {})
 

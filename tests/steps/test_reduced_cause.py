@@ -118,6 +118,9 @@ def test_what_misses_alone_beside_an_overflow_is_named_too() -> None:
     assert found is Cause.OVERFLOW and said.startswith("FP16 overflows in l3:")
     assert "FP16 rounding in l5 alone misses the requirement (1.4 times" in said
     assert "rounding" not in cause(scores, 8, ("l3",), without=0.9)[1]
+    # What leaves the range on other inputs than the table's belongs to the same cause.
+    joined = SMALL | {"l3": 5.0, "l5": math.inf}
+    assert cause(joined, 8, ("l3",), without=1.4)[1].startswith("FP16 overflows in l3, l5:")
     # Of many inputs a layer's score on one is no verdict.
     assert "rounding" not in cause(scores, 8, ("l3",), without=1.4, together=True)[1]
 

@@ -30,6 +30,12 @@ def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequenc
     profile = {}
     for name in names:
         shapes = [s.shapes[name] for s in samples]
+        other = next((s for s in samples if len(s.shapes[name]) != len(shapes[0])), None)
+        if other is not None:
+            raise BadInputError(
+                f"{other.name}: input {name!r} has {len(other.shapes[name])} axes and in "
+                f"{samples[0].name} {len(shapes[0])}; an engine takes one number: give one kind"
+            )
         # TensorRT tunes for opt: the first sample is taken for the usual one.
         smallest, _, largest = profile[name] = given.get(name) or (
             tuple(map(min, zip(*shapes, strict=True))),
