@@ -38,12 +38,6 @@ class OrtRtxRunner(OrtEngineRunner):
     provider = "TensorRT RTX provider"
     worker = "bisect_trt.runners.ort_rtx:OrtRtxWorker"
 
-    @staticmethod
-    def why_not() -> str | None:
-        if find_spec(_MODULE) is not None:
-            return None
-        return f"{PACKAGE} is not installed: pip install {PACKAGE} (the extra [ort-rtx])"
-
     def __init__(
         self,
         model: onnx.ModelProto | Graph,
@@ -54,6 +48,12 @@ class OrtRtxRunner(OrtEngineRunner):
     ) -> None:
         super().__init__(model, timeout_s=timeout_s)
         self._profile = profile_of(self._graph.proto, samples, profiles)
+
+    @staticmethod
+    def why_not() -> str | None:
+        if find_spec(_MODULE) is not None:
+            return None
+        return f"{PACKAGE} is not installed: pip install {PACKAGE} (the extra [ort-rtx])"
 
     @staticmethod
     def provider_versions() -> Mapping[str, str]:

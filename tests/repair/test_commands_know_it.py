@@ -19,6 +19,7 @@ import bisect_trt
 from bisect_trt import pipeline
 from bisect_trt.base.interrupt import Observer, StoppedError
 from bisect_trt.base.plan import Precision
+from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import digest_of
 from bisect_trt.model.tensor_types import infer_types
@@ -425,6 +426,9 @@ class EmulatedEngine(EmulatedRunner):
 
     name = "engine"
     versions: Mapping[str, str] = {"engine": "1"}
+
+    def takes(self, sample: Sample) -> bool:
+        return True
 
     def close(self) -> None:
         pass
