@@ -39,8 +39,8 @@ SHRINK_S = 60.0
 WORDS = ("named", "partly", "missed", "wrong", "harmless", "unjudged", "")
 """What is said of a planted fault; empty: it harms nothing and is not blamed.
 
-Unjudged: the outputs are so flat that FP32 itself is too coarse for the tolerance. Or everything
-reduced misses, and so does a layer alone: what was planted as a chain is none.
+Unjudged: the outputs are so flat that FP32 itself is too coarse for the tolerance. Or a layer
+of a chain misses alone: no chain.
 """
 
 
