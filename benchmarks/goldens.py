@@ -250,24 +250,30 @@ def answers_at(revision: str) -> dict[str, Answer]:
     """The answers in a file, or in the file as a revision of this repository has it.
 
     Raises:
-        SystemExit: there is no such file or revision.
+        SystemExit: there is no such file or revision, or it has something else.
     """
     if Path(revision).is_file():
-        text = Path(revision).read_text()
+        content = Path(revision).read_bytes()
     else:
-        shown = subprocess.run(
-            ["git", "show", f"{revision}:{FILE}"], cwd=ROOT, capture_output=True, text=True
-        )
+        command = ["git", "show", f"{revision}:{FILE}"]
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True)
         if shown.returncode:
             _refuse(f"{revision} is no file, and no revision that has {FILE}")
-        text = shown.stdout
-    return dict(json.loads(text))
+        content = shown.stdout
+    try:
+        answers = json.loads(content)
+    except ValueError:  # nor is it UTF-8
+        answers = None
+    if not isinstance(answers, dict) or not all(isinstance(a, dict) for a in answers.values()):
+        _refuse(f"{revision} has no answers as JSON; name a file that `write` made")
+    return answers
 
 
 def diff(before: str, after: str) -> int:
     """Prints what changed from one file or revision to another, answer by answer.
 
-    A line that is the same in many answers stands once, with their names.
+    An answer that only one of them has differs too. A line that is the same in many answers stands
+    once, with their names.
     """
     old, new = answers_at(before), answers_at(after)
     both = [name for name in old if name in new]
@@ -285,11 +291,13 @@ def diff(before: str, after: str) -> int:
     for what, names in (("new", new.keys() - old.keys()), ("gone", old.keys() - new.keys())):
         if names:
             print(f"{what}, {counted(len(names), 'answer')}: {'; '.join(sorted(names))}")
+        for _ in names:
+            compared.count([what])
     absent = Counter(entry for name in both for entry in old[name].keys() ^ new[name].keys())
     if absent:
         entries = ", ".join(f"{entry} ({absent[entry]})" for entry in sorted(absent))
         print(f"not compared, as one of the two lacks them: {entries}")
-    return compared.conclude(len(both))
+    return compared.conclude(len(old.keys() | new.keys()))
 
 
 def write(jobs: list[Job], processes: int) -> int:
@@ -330,6 +338,8 @@ def main() -> int:
     parser.add_argument("--slow", action="store_true", help="runs that take minutes too")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
     asked = parser.parse_args()
+    if asked.processes < 1:
+        parser.error("--processes must be at least 1")
     if asked.command == "diff":
         if len(asked.names) not in (1, 2):
             parser.error("diff takes one or two revisions or files")

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.golden_jobs import Job, every_job
 from benchmarks.goldens import GOLDENS, ROOT, differences, golden
 from fixtures.models import healthy
@@ -53,7 +55,7 @@ SAID = """model
 new, 1 answer: came
 gone, 1 answer: gone
 not compared, as one of the two lacks them: words (1)
-5 of 6 answers differ: cause 4, exit_code 1, causes 1, verdict 1, recommended 1, """
+7 of 8 answers differ: cause 4, exit_code 1, causes 1, verdict 1, recommended 1, """
 
 
 def diff(*names: str) -> subprocess.CompletedProcess[str]:
@@ -67,7 +69,7 @@ def test_diff_says_what_changed_between_two_files(tmp_path: Path) -> None:
     after.write_text(json.dumps(AFTER))
     found = diff(str(before), str(after))
     assert (found.returncode, found.stderr) == (1, "")
-    assert found.stdout == f"{SAID}layers in FP32 1, score 1, words 1\n"
+    assert found.stdout == f"{SAID}layers in FP32 1, score 1, words 1, new 1, gone 1\n"
     same = diff(str(before), str(before))
     assert (same.returncode, same.stdout) == (0, "0 of 7 answers differ\n")
 
@@ -76,6 +78,25 @@ def test_diff_refuses_what_is_neither_a_file_nor_a_revision() -> None:
     found = diff("no-such-version")
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("no-such-version is no file") and found.stderr.count("\n") == 1
+
+
+def test_an_answer_that_came_or_went_differs(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    before.write_text(json.dumps({"kept": {}}))
+    after.write_text(json.dumps({"kept": {}, "came": {}}))
+    for names, word in (((before, after), "new"), ((after, before), "gone")):
+        found = diff(*map(str, names))
+        assert found.returncode == 1
+        assert found.stdout.endswith(f"1 of 2 answers differ: {word} 1\n")
+
+
+@pytest.mark.parametrize("content", [b"", b"no JSON", b"\xff\xfe{", b"[1]", b'{"a": 1}'])
+def test_diff_refuses_a_file_without_answers(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "some.json"
+    file.write_bytes(content)
+    found = diff(str(file))
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(f"{file} has no answers") and found.stderr.count("\n") == 1
 
 
 def test_a_run_is_as_in_the_file_and_a_changed_requirement_is_seen(tmp_path: Path) -> None:

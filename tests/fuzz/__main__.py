@@ -22,17 +22,22 @@ def main() -> None:
         "--add", type=Path, nargs="+", metavar="TALLY", help="print the sum of tallies, run nothing"
     )
     given = parser.parse_args()
+    if given.processes < 1 or not given.minutes > 0:
+        parser.error("--processes must be at least 1, and --minutes above 0")
     total = Tally()
     if given.add:
         for path in given.add:
-            total.add(Tally.of_json(path.read_text(encoding="utf-8")))
+            try:
+                total.add(Tally.of_json(path.read_text(encoding="utf-8")))
+            except (OSError, ValueError, KeyError, TypeError):
+                parser.error(f"{path} is no tally of a campaign; name a *.tally.json")
     else:
         # By the second: many processes take some ten seeds in one.
         first = given.seed if given.seed is not None else int(time.time()) * 1000
         given.out.parent.mkdir(parents=True, exist_ok=True)
         ends = time.monotonic() + 60.0 * given.minutes
         options = Options(given.processes, ends, given.out, not given.no_shrink)
-        print(f"seeds from {first}, failures go to {given.out}, numbers to {options.tally}")
+        print(f"seeds from {first}, failures go to {given.out}, numbers to {options.tally(first)}")
         total = run(first, options)
     print("\n".join(total.lines()))
     raise SystemExit(1 if total.failures else 0)

@@ -39,7 +39,8 @@ SHRINK_S = 60.0
 WORDS = ("named", "partly", "missed", "wrong", "harmless", "unjudged", "")
 """What is said of a planted fault; empty: it harms nothing and is not blamed.
 
-Unjudged: the outputs are so flat that FP32 itself is too coarse for the tolerance.
+Unjudged: the outputs are so flat that FP32 itself is too coarse for the tolerance. Or a layer
+of a chain misses alone: no chain.
 """
 
 
@@ -131,7 +132,7 @@ def search_failures(recipe: Recipe, tally: Tally) -> list[Failure]:
 def _searched(network: Network, tally: Tally) -> list[Failure]:
     with tempfile.TemporaryDirectory() as folder:
         found = searched(network, Path(folder))
-    tally.searches += 1
+    tally.searches += found.is_run
     if network.recipe.fault:
         tally.named[f"{network.recipe.fault}: {found.named}"] += 1
     return found.failures
@@ -142,16 +143,20 @@ def campaign(
 ) -> None:
     """Runs seeds from ``first`` in steps of ``step`` until the monotonic clock is at ``ends``.
 
-    Each failure is a line of JSON in the file ``out``; ``done`` gets the tally of each network.
+    Each failure is a line of JSON in the file ``out``, and the first of a network made smaller is
+    another one. ``done`` gets the tally of each network.
     """
     number = first
     while time.monotonic() < ends:
         begun, tally = time.monotonic(), Tally(graphs=1)
         recipe, is_searched = chosen(number, step)
-        latest = ends if shrinks else begun
-        lines = (_searched_lines if is_searched else _judged_lines)(recipe, tally, latest)
+        lines, smaller = (_searched_lines if is_searched else _judged_lines)(recipe, tally)
         tally.failures.update(line["relation"] for line in lines)
         write_lines(out, lines)
+        # Behind it: what crashes while it is made smaller has its line already.
+        if lines and shrinks and time.monotonic() < ends:
+            least = smaller(min(time.monotonic() + SHRINK_S, ends))
+            write_lines(out, [least | {"smaller": True}])
         tally.seconds = time.monotonic() - begun
         done(tally)
         number += step
@@ -166,29 +171,32 @@ def chosen(number: int, step: int) -> tuple[Recipe, bool]:
 
 
 def write_lines(out: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Adds lines of JSON to the file ``out``."""
-    with out.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    """Adds lines of JSON to the file ``out``; a last line that was cut off stays one of its own."""
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    with out.open("a+b", buffering=0) as file:  # at once: other processes write too
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            text = text if file.read(1) == b"\n" else "\n" + text
+        file.write(text.encode())
 
 
-def _searched_lines(recipe: Recipe, tally: Tally, latest: float) -> list[dict[str, Any]]:
-    """The failures of a search, the first one made smaller if the clock is before ``latest``."""
+Lines = list[dict[str, Any]]
+Smaller = Callable[[float], dict[str, Any]]
+"""Makes the first line smaller until the clock is at the time given."""
+
+
+def _searched_lines(recipe: Recipe, tally: Tally) -> tuple[Lines, Smaller]:
+    """The failures of a search, and what makes the first one smaller."""
     found = search_failures(recipe, tally)
     lines = [line_of(recipe, failure) for failure in found]
-    if found and time.monotonic() < latest:
-        until = min(time.monotonic() + SHRINK_S, latest)
-        lines[0] = smaller_search(recipe, found[0], until)
-    return lines
+    return lines, lambda until: smaller_search(recipe, found[0], until)
 
 
-def _judged_lines(recipe: Recipe, tally: Tally, latest: float) -> list[dict[str, Any]]:
-    """The failures of plans, the first one made smaller if the clock is before ``latest``."""
+def _judged_lines(recipe: Recipe, tally: Tally) -> tuple[Lines, Smaller]:
+    """The failures of plans, and what makes the first one smaller."""
     found = plan_failures(recipe, tally)
     lines = [line_of(recipe, failure, case.model, case.plan) for case, failure in found]
-    if found and time.monotonic() < latest:
-        until = min(time.monotonic() + SHRINK_S, latest)
-        lines[0] = _smaller_plan(recipe, *found[0], until)
-    return lines
+    return lines, lambda until: _smaller_plan(recipe, *found[0], until)
 
 
 def smaller_search(recipe: Recipe, failure: Failure, until: float) -> dict[str, Any]:

@@ -49,7 +49,7 @@ from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.tensorrt.execute import Counted
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.records import EngineRequest
-from tests.fuzz.campaign import quiet, recipe_for
+from tests.fuzz.campaign import quiet, recipe_for, write_lines
 from tests.fuzz.engine_table import table
 from tests.fuzz.engine_worker import WORKER, Saved
 from tests.fuzz.graphs import Network, generate
@@ -66,6 +66,9 @@ RUN_TIMEOUT_S = 60.0
 
 MESSAGE_CHARACTERS = 1000
 """What a line keeps of a failure's message."""
+
+KEYS = frozenset({"number", "recipe", "seconds", "runs", "on"})
+"""What every line has."""
 
 WORD = re.compile(r"/[\w./]+")
 """What may be the name of a random network's node or tensor."""
@@ -232,13 +235,20 @@ def missing(first: int, count: int, done: Collection[int]) -> list[int]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file; none if there is no file. A line that was cut off is left out."""
+    """The lines of a file; none if there is no file. A line that was cut off is left out.
+
+    Raises:
+        BadInputError: a line says other things.
+    """
     found = []
-    for text in path.read_text("utf-8").splitlines() if path.exists() else ():
+    for text in path.read_text("utf-8", "replace").splitlines() if path.is_file() else ():
         try:
-            found.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:  # of a process that was killed
             continue
+        if not isinstance(line, dict) or KEYS - line.keys():
+            raise BadInputError(f"{path} has lines that are not of engines; name another file")
+        found.append(line)
     return found
 
 
@@ -267,8 +277,7 @@ def share(
             number = numbers[place]
             processes = processes_of(number, thrice_every) if head["runs"] else 0
             line = {**line_of(number, engines, processes), **head}
-            with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            write_lines(out, [line])
 
 
 def processes_of(number: int, thrice_every: int) -> int:
@@ -343,10 +352,13 @@ def main() -> None:
     try:
         if chosen.table is None:
             fuzz(chosen)
+        lines = read_lines(chosen.table or chosen.out)
+        if chosen.table is not None and not lines:
+            raise BadInputError(f"{chosen.table} has no lines of engines; name a file of --out")
     except BisectError as error:
         print(error)
         raise SystemExit(error.exit_code) from None
-    print("\n".join(table(read_lines(chosen.table or chosen.out))))
+    print("\n".join(table(lines)))
 
 
 if __name__ == "__main__":

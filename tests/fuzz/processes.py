@@ -19,6 +19,12 @@ WRITE_EVERY_S = 30.0
 GRACE_S = 120.0
 """What a network that is being judged at the end may still take."""
 
+LONGEST_S = 300.0
+"""A network that takes longer hangs: a search takes some seconds, and making it smaller 60."""
+
+RESTARTS = 5
+"""So many processes in a row that do nothing are replaced: a sixth would not either."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -28,20 +34,24 @@ class Options:
     ends: float
     out: Path
     shrinks: bool
+    longest_s: float = LONGEST_S
 
-    @property
-    def tally(self) -> Path:
-        """The file of the tally, beside the failures."""
-        return self.out.with_suffix(".tally.json")
+    def tally(self, first: int) -> Path:
+        """The file of the tally from seed ``first``, beside the failures."""
+        return self.out.with_suffix(f".{first}.tally.json")
 
 
 @dataclass
 class _Running:
-    """A process, the ``first`` seed that it was given, and the one that it is at."""
+    """A process, the seed that it is at and since when, and how many before it did nothing.
+
+    ``idle`` counts the process itself until it has done its first network.
+    """
 
     process: BaseProcess
-    first: int
     number: int
+    idle: int
+    since: float
 
 
 Work = Callable[[int, Options, Connection], None]
@@ -58,17 +68,17 @@ def work(first: int, options: Options, parent: Connection) -> None:
 def run(first: int, options: Options, target: Work = work) -> Tally:
     """The tally of all processes.
 
-    A process that dies is a failure of its network, and another one goes on behind it.
+    A process that dies or hangs is a failure of its network, and another one goes on behind it.
     """
     context, total, step = get_context("spawn"), Tally(), options.processes
     running: dict[Connection, _Running] = {}
 
-    def start(number: int) -> None:
+    def start(number: int, idle: int = 0) -> None:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=target, args=(number, options, theirs))
         process.start()
         theirs.close()
-        running[ours] = _Running(process, number, number)
+        running[ours] = _Running(process, number, idle + 1, time.monotonic())
 
     def lost(number: int, what: str) -> None:
         recipe, _ = chosen(number, step)
@@ -84,22 +94,26 @@ def run(first: int, options: Options, target: Work = work) -> Tally:
             one = running[ours]
             try:
                 total.add(ours.recv())
-                one.number += step
+                one.number, one.idle, one.since = one.number + step, 0, time.monotonic()
             except EOFError:
                 del running[ours]
                 one.process.join()
                 if one.process.exitcode:
-                    lost(one.number, f"a process ended with {one.process.exitcode}")
-                    # One that did nothing at all would do so again.
-                    if one.number != one.first and time.monotonic() < options.ends:
-                        start(one.number + step)
+                    is_late = time.monotonic() > one.since + options.longest_s
+                    died = f"a process ended with {one.process.exitcode}"
+                    lost(one.number, f"no end in {options.longest_s:.0f} s" if is_late else died)
+                    if one.idle <= RESTARTS and time.monotonic() < options.ends:
+                        start(one.number + step, one.idle)
+        for one in running.values():
+            if time.monotonic() > one.since + options.longest_s:
+                one.process.kill()  # which closes its pipe
         if time.monotonic() > written + WRITE_EVERY_S:
-            _write(total, options.tally)
+            _write(total, options.tally(first))
             written = time.monotonic()
     for one in running.values():
         one.process.kill()
         lost(one.number, f"no end {GRACE_S:.0f} s after the others")
-    _write(total, options.tally)
+    _write(total, options.tally(first))
     return total
 
 

@@ -54,12 +54,16 @@ VOLATILE = frozenset({"seconds", "command", "machine", "new_evaluations"})
 
 @dataclass(frozen=True)
 class Search:
-    """What a network's search showed; ``named`` is one of campaign.WORDS."""
+    """What a network's search showed; ``named`` is one of campaign.WORDS.
+
+    ``is_run`` is False where the network was set aside: no search began.
+    """
 
     failures: list[Failure]
     named: str = ""
     seconds: float = 0.0
     cause: str = ""
+    is_run: bool = False
 
 
 def score(network: Network, model: onnx.ModelProto, tolerance: float) -> float:
@@ -127,6 +131,16 @@ def everything_reduced(network: Network) -> onnx.ModelProto:
     return to_typed(Graph(load_model(network.model).proto), PrecisionPlan(Precision.FP16))
 
 
+def does_nothing(network: Network) -> bool:
+    """Whether every layer in FP16 meets the requirement and changes no integers."""
+    interpreter = Interpreter(everything_reduced(network))
+    found = [interpreter.run(feed) for feed in network.feeds]
+    return not any(
+        distance(*pair) > MARGIN * TOLERANCE or decides_otherwise(*pair)
+        for pair in zip(references(network), found, strict=True)
+    )
+
+
 def accumulated(network: Network) -> float | None:
     """A tolerance that everything reduced misses and no layer alone; None where there is none.
 
@@ -154,7 +168,8 @@ def searched(network: Network, folder: Path) -> Search:
     begun = time.monotonic()
     tolerance = accumulated(network) if network.recipe.fault == "chain" else TOLERANCE
     if tolerance is None:
-        return Search([], "harmless", time.monotonic() - begun)
+        word = "harmless" if does_nothing(network) else "unjudged"
+        return Search([], word, time.monotonic() - begun)
     if not is_resolved(network, tolerance):
         return Search([], "unjudged", time.monotonic() - begun)
     options: dict[str, Any] = {"require": f"rel_range<={tolerance!r}"}
@@ -194,7 +209,7 @@ def searched(network: Network, folder: Path) -> Search:
     except Exception as error:
         kind = "a refused input" if isinstance(error, BisectError) else "a traceback"
         found.append(raised_in(kind, error))
-    return Search(found, named, time.monotonic() - begun, cause)
+    return Search(found, named, time.monotonic() - begun, cause, True)
 
 
 def _run(network: Network, out: Path, **options: Any) -> bisect_trt.Result:

@@ -52,7 +52,10 @@ def fewer_nodes(
     """
     whole = load_model(case.model).proto
     named = dict(zip(node_names(whole.graph.node), whole.graph.node, strict=True))
-    recorded = list(_recorded(whole, case.feeds))
+    try:
+        recorded = list(_recorded(whole, case.feeds))
+    except Exception:  # ONNX Runtime refuses what failed, or its inner tensors as outputs
+        return case
 
     def asked(kept: Collection[str]) -> bool:
         try:

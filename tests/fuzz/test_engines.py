@@ -233,6 +233,24 @@ def test_a_second_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     assert missing(3, 4, done) == [3, 5, 6]
 
 
+@pytest.mark.parametrize("content", [None, b"no JSON", b"\xff", b'{"seed": "1:::"}', b"[1]"])
+def test_the_table_of_a_foreign_file_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes | None,
+) -> None:
+    file = tmp_path / "lines.jsonl"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setattr("sys.argv", ["engines", "--table", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().out
+    assert said.startswith(f"{file} has ") and said.count("\n") == 1
+
+
 def test_a_share_of_the_networks_of_each_kind_runs_in_three_processes() -> None:
     assert {processes_of(number, 0) for number in range(50)} == {1}
     assert {processes_of(number, 1) for number in range(50)} == {3}
