@@ -37,8 +37,6 @@ from bisect_trt.steps.verify import verify as check_plan_validates
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
-RunnerName = Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda", "onnxruntime-rtx"]
-
 _FORMER = {
     "metrics": "metric",
     "profiles": "profile",
@@ -155,7 +153,7 @@ def bisect(
     inputs: Source | Sequence[Source],
     *,
     precision: Precision | Literal["fp16", "bf16", "tf32"] = "fp16",
-    runner: RunnerName = "auto",
+    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda", "onnxruntime-rtx"] = "auto",
     emulate_on: Literal["cpu", "cuda"] = "cpu",
     require: str | Sequence[str] = (),
     metric: str | Callable[..., float] | Sequence[str | Callable[..., float]] = (),
@@ -227,7 +225,7 @@ def verify(
     plan: PrecisionPlan | str | Path | None = None,
     *,
     precision: Precision | Literal["fp16", "bf16", "tf32"] | None = None,
-    runner: RunnerName = "auto",
+    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda", "onnxruntime-rtx"] = "auto",
     emulate_on: Literal["cpu", "cuda"] = "cpu",
     require: str | Sequence[str] = (),
     metric: str | Callable[..., float] | Sequence[str | Callable[..., float]] = (),
@@ -302,7 +300,7 @@ def reduce(
     *,
     precision: Precision | Literal["fp32", "tf32", "bf16", "fp16"] = "fp32",
     check: str | None = None,
-    runner: RunnerName = "auto",
+    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda", "onnxruntime-rtx"] = "auto",
     infinite: str | Sequence[str] = (),
     stacked: bool = False,
     image_size: str | None = None,
@@ -350,7 +348,7 @@ def cure(
     *,
     precision: Precision | Literal["fp32", "tf32", "bf16", "fp16"] = "fp32",
     subgraph: str | Path | None = None,
-    runner: RunnerName = "auto",
+    runner: Literal["auto", "emulated", "tensorrt", "onnxruntime-cuda", "onnxruntime-rtx"] = "auto",
     infinite: str | Sequence[str] = (),
     stacked: bool = False,
     image_size: str | None = None,
